@@ -1,0 +1,90 @@
+"""What the supervisor needs to know of processes: who runs below it, who ended first, which ports are taken."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import select
+import socket
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from triton_omni.errors import ConfigError
+
+STUB = "triton_python_backend_stub"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Watched:
+    """A process whose end ends everything."""
+
+    name: str
+    pid: int
+
+
+def model_stubs(root_pid: int) -> list[Watched]:
+    """The Python backend's stub processes below ``root_pid``, named after their models.
+
+    A tritonserver goes on without a stub that died, and every request to that model then fails: so stubs are watched.
+    """
+    stubs = []
+    for pid in _descendants(root_pid):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+            if Path(words[0]).name == STUB:
+                # words[1]: REPOSITORY/MODEL/VERSION/model.py
+                stubs.append(Watched(f"a process of the model {Path(words[1]).parents[1].name!r}", pid))
+    return stubs
+
+
+def _descendants(root_pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                # The command name, in parentheses, may hold spaces; the parent is the second field after it.
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found = [root_pid]
+    for pid in found:
+        found.extend(children.get(pid, ()))
+    return found[1:]
+
+
+def wait_first_exit(watched: Iterable[Watched]) -> Watched:
+    """Block until one of these processes has ended; it is left for its parent to reap."""
+    poll = select.poll()
+    with contextlib.ExitStack() as stack:
+        by_descriptor = {}
+        for process in watched:
+            try:
+                descriptor = os.pidfd_open(process.pid)
+            except ProcessLookupError:
+                return process
+            stack.callback(os.close, descriptor)
+            poll.register(descriptor, select.POLLIN)
+            by_descriptor[descriptor] = process
+        descriptor, _ = poll.poll()[0]
+        return by_descriptor[descriptor]
+
+
+def check_ports_free(ports: Sequence[tuple[str, str, int]]) -> None:
+    """Each entry: option name, address, port. Raises ConfigError naming the first port that cannot be taken."""
+    seen: dict[int, str] = {}
+    for option, address, port in ports:
+        if port in seen:
+            raise ConfigError(f"{option} and {seen[port]} are both {port}: each needs a port of its own", field=option)
+        seen[port] = option
+        family, kind, protocol, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(target)
+            except OSError as error:
+                reason = os.strerror(error.errno) if error.errno else str(error)
+                raise ConfigError(
+                    f"port {port} on {address} cannot be taken ({reason}): stop what listens there, or choose "
+                    f"another with {option}",
+                    field=option,
+                ) from None

@@ -1,0 +1,283 @@
+"""Starts a tritonserver over a model repository, waits until it is ready, and stops it without leaving anything.
+
+The server is the ``tritonserver`` on PATH (NVIDIA's container), else the one that the package nvidia-pytriton carries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from triton_omni.errors import ConfigError
+from triton_omni.model_config import CHECKPOINT_VARIABLE
+
+logger = logging.getLogger(__name__)
+
+BACKEND_CONFIG: Mapping[str, int] = {
+    "thread-pool-size": 256,  # serves every send() and every BLS call that waits for its first response
+    "shm-default-byte-size": 4 << 20,
+    "shm-growth-byte-size": 4 << 20,  # growing is slow: a few large steps instead of many of 1 MiB
+    "stub-timeout-seconds": 600,  # a loaded machine starts its stubs slowly
+}
+SHARED_MEMORY = Path("/dev/shm")
+ERROR_LINES = 40
+_LOADING = re.compile(r"] \"?loading: (?P<model>[^:\"\s]+)")
+_LOADED = re.compile(r"successfully loaded '(?P<model>[^']+)'")
+_FAILED = re.compile(r"failed to load '(?P<model>[^']+)'")
+
+Progress = Callable[[str, str], None]
+"""Called with a model's name and "loading" or "loaded"."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Installation:
+    """A tritonserver. ``package``: nvidia-pytriton's tritonserver directory when it is that one, else None."""
+
+    binary: Path
+    package: Path | None = None
+
+    @classmethod
+    def find(cls) -> Installation:
+        """The tritonserver on PATH, else nvidia-pytriton's. Raises ConfigError when there is neither."""
+        on_path = shutil.which("tritonserver")
+        if on_path:
+            return cls(Path(on_path))
+        spec = importlib.util.find_spec("pytriton")
+        if spec is None or spec.origin is None:
+            raise ConfigError("no tritonserver on PATH and the package nvidia-pytriton is not installed")
+        package = Path(spec.origin).parent / "tritonserver"
+        return cls(package / "bin" / "tritonserver", package)
+
+    def backend_directory(self, target: Path) -> list[str]:
+        """Server arguments for the Python backend; nvidia-pytriton's needs the stub of this Python beside it."""
+        if self.package is None:
+            return []
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        stub = self.package / "python_backend_stubs" / version / "triton_python_backend_stub"
+        if not stub.exists():
+            raise ConfigError(f"nvidia-pytriton has no stub for Python {version} ({stub})")
+        python = target / "python"
+        python.mkdir(parents=True)
+        for source in (*(self.package / "backends" / "python").glob("*.*"), stub):
+            (python / source.name).symlink_to(source)
+        return [f"--backend-directory={target}"]
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """The stub's Python ignores PYTHONPATH and takes its packages from the first python3 on PATH."""
+        env = dict(base)
+        env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
+        if self.package is not None:
+            # A stub that finds the system's libpython of another patch release cannot import ssl.
+            libraries = [sysconfig.get_config_var("LIBDIR"), str(self.package.parents[1] / "nvidia_pytriton.libs")]
+            env["LD_LIBRARY_PATH"] = os.pathsep.join([*libraries, *filter(None, [env.get("LD_LIBRARY_PATH")])])
+        return env
+
+
+class TritonServer:
+    """One tritonserver process. A port that is None becomes a free one; use it as a context manager, or start/stop.
+
+    ``backend_config`` overrides single entries of BACKEND_CONFIG; ``arguments`` are passed on to tritonserver as they
+    are; ``environment`` is added to this process's own. The log is rewritten at every start.
+    """
+
+    def __init__(
+        self,
+        model_repository: Path,
+        *,
+        checkpoint: Path | None = None,
+        address: str = "127.0.0.1",
+        http_port: int | None = None,
+        grpc_port: int | None = None,
+        metrics_port: int | None = None,
+        log_path: Path,
+        backend_config: Mapping[str, int] | None = None,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.model_repository = model_repository
+        self.checkpoint = checkpoint
+        self.address = address
+        free = iter(free_ports(3))
+        self.http_port, self.grpc_port, self.metrics_port = (
+            port if port is not None else next(free) for port in (http_port, grpc_port, metrics_port)
+        )
+        self.log_path = log_path
+        self._backend_config = {**BACKEND_CONFIG, **(backend_config or {})}
+        self._arguments = tuple(arguments)
+        self._environment = dict(environment or {})
+        self._shm_prefix = f"triton_omni_{uuid.uuid4().hex[:12]}_"
+        self._scratch: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{self._client_address}:{self.http_port}"
+
+    @property
+    def grpc_target(self) -> str:
+        return f"{self._client_address}:{self.grpc_port}"
+
+    @property
+    def metrics_url(self) -> str:
+        return f"http://{self._client_address}:{self.metrics_port}/metrics"
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def _client_address(self) -> str:
+        return "127.0.0.1" if self.address == "0.0.0.0" else self.address
+
+    def start(self) -> None:
+        """Start the process; models load in the background. Raises ConfigError without a server or a checkpoint."""
+        if self.running:
+            raise ConfigError("this tritonserver runs already")
+        if self.checkpoint is not None and not (self.checkpoint / "config.json").exists():
+            raise ConfigError(f"{self.checkpoint} holds no config.json: not a checkpoint", field="checkpoint")
+        installation = Installation.find()
+        self._scratch = Path(tempfile.mkdtemp(prefix="triton_omni_"))
+        command = [str(installation.binary), *self._server_arguments()]
+        command += installation.backend_directory(self._scratch / "backends")
+        env = installation.environment({**os.environ, **self._environment})
+        if self.checkpoint is not None:
+            env[CHECKPOINT_VARIABLE] = str(self.checkpoint.resolve())
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open("wb") as log:
+            # A session of its own: Ctrl-C reaches the launcher alone, and a hung server can be killed with its stubs.
+            self._process = subprocess.Popen(
+                command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        logger.info("tritonserver %d: %s", self._process.pid, installation.binary)
+
+    def _server_arguments(self) -> list[str]:
+        backend = {**self._backend_config, "shm-region-prefix-name": self._shm_prefix}
+        return [
+            f"--model-repository={self.model_repository.resolve()}",
+            *(f"--{kind}-address={self.address}" for kind in ("http", "grpc", "metrics")),
+            f"--http-port={self.http_port}",
+            f"--grpc-port={self.grpc_port}",
+            f"--metrics-port={self.metrics_port}",
+            "--exit-timeout-secs=10",
+            *(f"--backend-config=python,{key}={value}" for key, value in backend.items()),
+            *self._arguments,
+        ]
+
+    def wait_ready(self, timeout_s: float, progress: Progress | None = None) -> None:
+        """Return when every model is ready. On failure the server is stopped and ConfigError carries the log's errors.
+
+        Raises: ConfigError when a model does not load, the process ends, or ``timeout_s`` passes.
+        """
+        deadline = time.monotonic() + timeout_s
+        seen: set[tuple[str, str]] = set()
+        while True:
+            ended = self._wait_exit(0.1)
+            failed = self._report(progress, seen)
+            if ended or failed:
+                code = self._process.returncode if self._process else None
+                self._fail(f"the model {failed!r} did not load" if failed else f"tritonserver ended with code {code}")
+            if _answers(f"{self.http_url}/v2/health/ready"):
+                self._report(progress, seen)
+                return
+            if time.monotonic() > deadline:
+                self._fail(f"tritonserver was not ready after {timeout_s:g} s")
+
+    def _wait_exit(self, timeout_s: float) -> bool:
+        if self._process is None:
+            raise ConfigError("this tritonserver was not started")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        return self._process.returncode is not None
+
+    def _report(self, progress: Progress | None, seen: set[tuple[str, str]]) -> str | None:
+        """Tell ``progress`` what is new in the log; the name of a model that failed to load, else None."""
+        log = self.log_path.read_text(errors="replace")
+        for step, pattern in (("loading", _LOADING), ("loaded", _LOADED)):
+            for match in pattern.finditer(log):
+                event = (match["model"], step)
+                if event not in seen and progress is not None:
+                    progress(*event)
+                seen.add(event)
+        failed = _FAILED.search(log)
+        return failed["model"] if failed else None
+
+    def _fail(self, reason: str) -> None:
+        self.stop(timeout_s=5)
+        raise ConfigError("\n".join([f"{reason}; log: {self.log_path}", *self.error_lines()]))
+
+    def error_lines(self) -> list[str]:
+        """The log's last error lines with the tracebacks that follow them."""
+        lines: list[str] = []
+        wanted = False
+        for line in self.log_path.read_text(errors="replace").splitlines():
+            if re.match(r"[IWEF]\d{4} ", line):
+                wanted = line[0] in "EF"
+            elif line.startswith(("+--", "|")) or not line.strip():
+                continue
+            if wanted or "rror" in line:
+                lines.append(line)
+        return lines[-ERROR_LINES:]
+
+    def stop(self, timeout_s: float = 30) -> None:
+        """End the server: SIGINT, after ``timeout_s`` SIGKILL to it and its stubs; its shared memory is removed."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+            try:
+                process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                logger.warning("tritonserver %d did not stop within %g s: killed", process.pid, timeout_s)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for region in SHARED_MEMORY.glob(f"{self._shm_prefix}*"):
+            region.unlink(missing_ok=True)
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def free_ports(count: int) -> list[int]:
+    """``count`` different TCP ports that are free on this machine at the moment."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for sock in sockets:
+            sock.bind(("", 0))
+        return [sock.getsockname()[1] for sock in sockets]
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=1) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
