@@ -23,13 +23,13 @@ class Watched:
     pid: int
 
 
-def model_stubs(root_pid: int) -> list[Watched]:
-    """The Python backend's stub processes below ``root_pid``, named after their models.
+def model_stubs(tritonserver_pid: int) -> list[Watched]:
+    """The Python backend's stub processes, named after their models.
 
     A tritonserver goes on without a stub that died, and every request to that model then fails: so stubs are watched.
     """
     stubs = []
-    for pid in _descendants(root_pid):
+    for pid in child_pids(tritonserver_pid):
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
             if Path(words[0]).name == STUB:
@@ -38,18 +38,16 @@ def model_stubs(root_pid: int) -> list[Watched]:
     return stubs
 
 
-def _descendants(root_pid: int) -> list[int]:
-    children: dict[int, list[int]] = {}
+def child_pids(parent_pid: int) -> list[int]:
+    """The running processes whose parent is ``parent_pid``."""
+    children = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 # The command name, in parentheses, may hold spaces; the parent is the second field after it.
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(entry.name))
-    found = [root_pid]
-    for pid in found:
-        found.extend(children.get(pid, ()))
-    return found[1:]
+                if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == parent_pid:
+                    children.append(int(entry.name))
+    return children
 
 
 def wait_first_exit(watched: Iterable[Watched]) -> Watched:

@@ -16,7 +16,7 @@ class StopRequested(BaseException):
 
 
 class StopSignals:
-    """While entered, a stop signal raises StopRequested inside ``interruptible()``; elsewhere it waits for the next one.
+    """While entered, a stop signal raises StopRequested inside ``interruptible()``, elsewhere at the next one.
 
     So a signal never falls between the start of a child and the line that notes it down.
     """

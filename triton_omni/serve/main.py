@@ -1,0 +1,223 @@
+"""The supervisor behind scripts/serve.sh: tritonserver and the OpenAI frontend, from start to a clean end.
+
+    python -m triton_omni.serve.main [--checkpoint DIR] [--port 9000] [--host 127.0.0.1]
+
+Progress goes to stderr, the line that says "ready" and the examples to stdout, the children's output to log files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import fcntl
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+from triton_omni.errors import ConfigError
+from triton_omni.model_config import ModelConfig
+from triton_omni.serve.examples import chat_request, curl_example, python_example
+from triton_omni.serve.frontend import FrontendProcess, tail
+from triton_omni.serve.processes import Watched, check_ports_free, child_pids, model_stubs, wait_first_exit
+from triton_omni.serve.signals import StopRequested, StopSignals
+from triton_omni.serve.tritonserver import TritonServer
+
+logger = logging.getLogger(__name__)
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO_CHECKPOINT = ROOT / "checkpoints" / "demo"
+WARM_UP_TOKENS = 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """The command line. ``checkpoint`` None: the demo checkpoint."""
+
+    checkpoint: Path | None
+    host: str
+    port: int
+    triton_host: str
+    grpc_port: int
+    http_port: int
+    metrics_port: int
+    model_repository: Path
+    log_directory: Path
+    ready_timeout_s: float
+    drain_s: float
+
+    @property
+    def url(self) -> str:
+        """Where a client on this machine reaches the frontend."""
+        return f"http://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
+
+
+def parse_options(arguments: Sequence[str]) -> Options:
+    """The command line as Options; Triton's ports follow the frontend's unless given. Ends the program on errors."""
+    parser = argparse.ArgumentParser(
+        prog="serve.sh",
+        description="Serve a Qwen3-Omni checkpoint: text and speech over an OpenAI-compatible API.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--checkpoint", type=Path, help="directory of a Qwen3-Omni checkpoint; none: a small demo checkpoint is made")
+    add("--host", default="127.0.0.1", help="address of the OpenAI API")
+    add("--port", type=_port, default=9000, help="port of the OpenAI API")
+    add("--triton-host", default="127.0.0.1", help="address of Triton's own ports")
+    add("--grpc-port", type=_port, help="Triton's gRPC port; none: --port plus 1")
+    add("--http-port", type=_port, help="Triton's HTTP port; none: --port plus 2")
+    add("--metrics-port", type=_port, help="Triton's metrics port; none: --port plus 3")
+    add("--model-repository", type=Path, default=ROOT / "model_repository", help="what Triton loads")
+    add("--log-directory", type=Path, default=ROOT / ".cache" / "logs", help="where the logs go")
+    add("--ready-timeout-s", type=_positive, default=1800.0, help="how long loading may take")
+    add("--drain-s", type=_positive, default=5.0, help="how long open requests may go on after a stop")
+    values = vars(parser.parse_args(arguments))
+    for offset, name in enumerate(("grpc_port", "http_port", "metrics_port"), start=1):
+        if values[name] is None:
+            values[name] = values["port"] + offset
+    return Options(**values)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= 65_532:
+        raise argparse.ArgumentTypeError(f"must be a port from 1 to 65532, got {text!r}")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if (value := float(text)) > 0:
+            return value
+    raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
+
+
+def serve(options: Options, signals: StopSignals) -> None:
+    """Run until a stop signal (StopRequested) or until a part ends by itself (ConfigError with its last log lines)."""
+    check_ports_free(
+        [
+            ("--port", options.host, options.port),
+            ("--grpc-port", options.triton_host, options.grpc_port),
+            ("--http-port", options.triton_host, options.http_port),
+            ("--metrics-port", options.triton_host, options.metrics_port),
+        ]
+    )
+    checkpoint = options.checkpoint or _demo_checkpoint(signals)
+    config = ModelConfig.load(checkpoint)
+    with _tritonserver(options, checkpoint) as server:
+        logger.info("loading %s; log: %s", checkpoint, server.log_path)
+        started = time.monotonic()
+        with signals.interruptible():
+            server.wait_ready(
+                options.ready_timeout_s,
+                lambda model, step: logger.info("%6.1f s  %s %s", time.monotonic() - started, step, model),
+            )
+        with _frontend(options, server.grpc_target, checkpoint) as frontend:
+            with signals.interruptible():
+                frontend.wait_ready(60)
+                logger.info("warming up: a first answer")
+                voice = config.default_speaker if config.speaks else None
+                model = _warm_up(options.url, voice, frontend.log_path, options.ready_timeout_s)
+                logger.info("%6.1f s  warm", time.monotonic() - started)
+            _announce(options, model, voice, demo=options.checkpoint is None)
+            with signals.interruptible():
+                ended = wait_first_exit([Watched("the frontend", frontend.pid), *_triton_processes(frontend.pid)])
+            log_path = frontend.log_path if ended.pid == frontend.pid else server.log_path
+            raise ConfigError(f"{ended.name} (process {ended.pid}) ended by itself\n{tail(log_path)}")
+
+
+def _tritonserver(options: Options, checkpoint: Path) -> TritonServer:
+    return TritonServer(
+        options.model_repository,
+        checkpoint=checkpoint,
+        address=options.triton_host,
+        http_port=options.http_port,
+        grpc_port=options.grpc_port,
+        metrics_port=options.metrics_port,
+        log_path=options.log_directory / f"tritonserver-{options.port}.log",
+    )
+
+
+def _frontend(options: Options, grpc_target: str, checkpoint: Path) -> FrontendProcess:
+    arguments = ["--host", options.host, "--port", str(options.port)]
+    arguments += ["--triton", grpc_target, "--checkpoint", str(checkpoint)]
+    log_path = options.log_directory / f"frontend-{options.port}.log"
+    return FrontendProcess(options.url, arguments, log_path=log_path, drain_s=options.drain_s)
+
+
+def _demo_checkpoint(signals: StopSignals) -> Path:
+    """The demo checkpoint, written when it is not there; one writer at a time."""
+    if not (DEMO_CHECKPOINT / "config.json").exists():
+        DEMO_CHECKPOINT.parent.mkdir(parents=True, exist_ok=True)
+        logger.info("writing the demo checkpoint to %s", DEMO_CHECKPOINT)
+        with (DEMO_CHECKPOINT.parent / ".lock").open("w") as lock, signals.interruptible():
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (DEMO_CHECKPOINT / "config.json").exists():
+                script = ROOT / "scripts" / "make_tiny_checkpoint.py"
+                command = [sys.executable, str(script), "--out", str(DEMO_CHECKPOINT)]
+                if subprocess.run(command, stdout=sys.stderr).returncode != 0:
+                    raise ConfigError(f"{script} failed; its message is above")
+    return DEMO_CHECKPOINT
+
+
+def _triton_processes(frontend_pid: int) -> list[Watched]:
+    """The tritonserver, which is this process's other child, and its models' processes."""
+    (server_pid,) = (pid for pid in child_pids(os.getpid()) if pid != frontend_pid)
+    return [Watched("tritonserver", server_pid), *model_stubs(server_pid)]
+
+
+def _warm_up(url: str, voice: str | None, log_path: Path, timeout_s: float) -> str:
+    """One short answer through everything; the name of the model that gave it. Raises ConfigError when it fails."""
+    try:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=timeout_s) as response:
+            model = str(json.load(response)["data"][0]["id"])
+        body = json.dumps(chat_request(model, voice, max_tokens=WARM_UP_TOKENS)).encode()
+        request = urllib.request.Request(f"{url}/v1/chat/completions", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
+            response.read()
+    except urllib.error.HTTPError as error:
+        answer = error.read().decode(errors="replace")
+        raise ConfigError(f"the first request failed with {error.code}: {answer}\n{tail(log_path)}") from None
+    except OSError as error:
+        raise ConfigError(f"the first request failed: {error}\n{tail(log_path)}") from None
+    return model
+
+
+def _announce(options: Options, model: str, voice: str | None, *, demo: bool) -> None:
+    lines = [
+        f"ready: {options.url}/v1 ({model}; Triton's gRPC on port {options.grpc_port}, HTTP {options.http_port}, "
+        f"metrics {options.metrics_port}); Ctrl-C stops it",
+        "",
+    ]
+    if demo:
+        lines += ["The demo checkpoint has random weights: it babbles, in text and in sound.", ""]
+    lines += ["# curl", curl_example(options.url, model, voice)]
+    lines += [f"# python, with the package openai ({sys.executable} has it)", python_example(options.url, model, voice)]
+    sys.stdout.write("\n".join(lines))
+    sys.stdout.flush()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code: 0 after a stop signal, 1 when something failed, 2 for a wrong command line."""
+    options = parse_options(sys.argv[1:] if arguments is None else arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    with StopSignals() as signals:
+        try:
+            serve(options, signals)
+        except StopRequested:
+            logger.info("stopped")
+            return 0
+        except ConfigError as error:
+            logger.error("error: %s", error)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
