@@ -81,7 +81,7 @@ locked() {
 }
 
 setup() {
-  local purpose="$1" extras="runtime,frontend"
+  local purpose="$1" extras="runtime,frontend,client"
   if [[ -n "${OMNI_PYTHON:-}" ]]; then
     PYTHON="$(command -v "$OMNI_PYTHON")" || fail "OMNI_PYTHON: no such interpreter: $OMNI_PYTHON"
     return
@@ -104,7 +104,7 @@ is_current() {
 setup_main() {
   local purpose="$1" extras="$2" all="$2"
   ! is_current "$purpose" "$extras" || return 0
-  [[ "$purpose" == serve ]] || all+=",client,dev"
+  [[ "$purpose" == serve ]] || all+=",dev"
   make_venv "$ROOT/.venv" "3.11 3.12"
   say "installing into .venv (the first time: about 5 GB, some minutes)"
   install_packages "$ROOT/.venv/bin/python" "$all" >&2

@@ -44,6 +44,7 @@ class Options:
     checkpoint: Path | None
     host: str
     port: int
+    model_name: str | None
     triton_host: str
     grpc_port: int
     http_port: int
@@ -71,6 +72,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
     add("--checkpoint", type=Path, help="directory of a Qwen3-Omni checkpoint; none: a small demo checkpoint is made")
     add("--host", default="127.0.0.1", help="address of the OpenAI API")
     add("--port", type=_port, default=9000, help="port of the OpenAI API")
+    add("--model-name", help="what clients write as model; none: the name of the checkpoint's directory")
     add("--triton-host", default="127.0.0.1", help="address of Triton's own ports")
     add("--grpc-port", type=_port, help="Triton's gRPC port; none: --port plus 1")
     add("--http-port", type=_port, help="Triton's HTTP port; none: --port plus 2")

@@ -74,7 +74,10 @@ def check_ports_free(ports: Sequence[tuple[str, str, int]]) -> None:
         if port in seen:
             raise ConfigError(f"{option} and {seen[port]} are both {port}: each needs a port of its own", field=option)
         seen[port] = option
-        family, kind, protocol, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        try:
+            family, kind, protocol, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        except socket.gaierror as error:
+            raise ConfigError(f"{address} is no address of this machine: {error.strerror}", field=option) from None
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
