@@ -134,7 +134,9 @@ class Code2WavEngine(Protocol):
 
 
 class ThinkerStage(Protocol):
-    """The thinker as the pipeline sees it."""
+    """The thinker as the pipeline sees it. ``cancel`` of an unknown or finished request is ignored; it also frees
+    rows that nobody has fetched.
+    """
 
     def generate(self, request: ThinkerRequest) -> Iterator[ThinkerEvent]: ...
     def rows(self, request_id: str) -> PromptRows: ...
@@ -142,7 +144,10 @@ class ThinkerStage(Protocol):
 
 
 class TalkerStage(Protocol):
-    """The talker as the pipeline sees it. ``end`` exactly once per started session."""
+    """The talker as the pipeline sees it. When ``start`` returns, START is through and appends may follow at once;
+    ``append`` to a session that has finished speaking is ignored; ``end`` comes exactly once per ``start``, also when
+    ``start`` raised (its sequence may be open all the same).
+    """
 
     def start(self, session_id: str, start: TalkerStart) -> Iterator[CodesEvent]: ...
     def append(self, session_id: str, token_ids: Int32, text_finished: bool) -> None: ...

@@ -1,0 +1,85 @@
+"""When speech leaves the talker: the sizes of the chunks, and what keeps the player from running dry.
+
+The player starts with the first chunk and plays 12.5 frames per second. A chunk leaves only when its last frame is
+there, so while the talker works on chunk k the player lives on chunks 0..k-1. A small first chunk makes speech start
+soon; a large second one after it ("4, then 25") stalls everybody once, because 4 frames last 0.3 s and 25 frames take
+longer. Growing sizes earn the time for the next: with 4, 8, 16, 25, 25, … the talker may take half of real time.
+Large chunks at the end keep the number of messages and vocoder calls low.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from itertools import chain, repeat
+
+from triton_omni.errors import InvalidRequestError
+
+DEFAULT_CHUNK_FRAMES = (4, 8, 16, 25)
+MAX_CHUNK_FRAMES = 300
+MAX_PLAN_LENGTH = 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChunkPlan:
+    """``frames``: sizes of the first chunks in codec frames; the last one repeats.
+
+    Raises: InvalidRequestError naming ``chunk_frames``.
+    """
+
+    frames: tuple[int, ...] = DEFAULT_CHUNK_FRAMES
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.frames) <= MAX_PLAN_LENGTH:
+            raise InvalidRequestError(
+                "chunk_frames", f"must hold 1 to {MAX_PLAN_LENGTH} sizes (the last repeats), got {len(self.frames)}"
+            )
+        for index, size in enumerate(self.frames):
+            if not 1 <= size <= MAX_CHUNK_FRAMES:
+                raise InvalidRequestError(
+                    f"chunk_frames[{index}]", f"must lie in [1, {MAX_CHUNK_FRAMES}] frames, got {size}"
+                )
+
+    def sizes(self) -> Iterator[int]:
+        """Chunk sizes without end."""
+        return chain(self.frames, repeat(self.frames[-1]))
+
+    def borders(self) -> Iterator[int]:
+        """Frame counts at which a chunk is complete, without end: 4, 12, 28, 53, 78, …"""
+        border = 0
+        for size in self.sizes():
+            border += size
+            yield border
+
+    def next_border(self, frames: int) -> int:
+        """The first border beyond ``frames``."""
+        border = 0
+        for size in self.frames:
+            border += size
+            if border > frames:
+                return border
+        last = self.frames[-1]
+        return border + last * ((frames - border) // last + 1)
+
+    def chunks(self, total_frames: int) -> list[int]:
+        """Sizes of the chunks of a speech of ``total_frames``; the last one is what is left."""
+        sizes: list[int] = []
+        for size in self.sizes():
+            if total_frames <= 0:
+                return sizes
+            sizes.append(min(size, total_frames))
+            total_frames -= size
+        raise AssertionError("sizes() has no end")
+
+    def real_time_factor_limit(self) -> float:
+        """The slowest steady production, as time per frame over a frame's duration, at which no chunk comes late.
+
+        Chunk k is complete when the frames of chunks 1..k have been made since chunk 0 left, and is due when chunks
+        0..k-1 have been played. From the first repetition on the quotient only grows.
+        """
+        first = self.frames[0]
+        played, limit = first, 1.0
+        for size in (*self.frames[1:], self.frames[-1]):
+            limit = min(limit, played / (played + size - first))
+            played += size
+        return limit
