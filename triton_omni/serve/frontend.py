@@ -17,10 +17,12 @@ from types import TracebackType
 from typing import Self
 
 from triton_omni.errors import ConfigError
+from triton_omni.serve.processes import WITH_PARENT
 
 logger = logging.getLogger(__name__)
 
-LOG_TAIL_LINES = 30
+LOG_TAIL_LINES = 20
+TABLE_EDGES = ("+--", "| ")  # tritonserver prints its models and options as wide tables
 
 
 class FrontendProcess:
@@ -47,7 +49,7 @@ class FrontendProcess:
         return self._process
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "openai_frontend.main", *self._arguments]
+        command = [*WITH_PARENT, sys.executable, "-m", "openai_frontend.main", *self._arguments]
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("wb") as log:
             # A session of its own: Ctrl-C reaches the supervisor alone, which stops its children in order.
@@ -86,8 +88,9 @@ class FrontendProcess:
 
 def tail(path: Path, lines: int = LOG_TAIL_LINES) -> str:
     """The last ``lines`` of a log under a line that names it."""
-    last = path.read_text(errors="replace").splitlines()[-lines:] if path.exists() else []
-    return "\n".join([f"--- last lines of {path}", *(last or ["(empty)"])])
+    written = path.read_text(errors="replace").splitlines() if path.exists() else []
+    telling = [line for line in written if line.strip() and not line.startswith(TABLE_EDGES)]
+    return "\n".join([f"--- last lines of {path}", *(telling[-lines:] or ["(empty)"])])
 
 
 def _answers(url: str) -> bool:

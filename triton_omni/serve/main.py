@@ -149,7 +149,9 @@ def _tritonserver(options: Options, checkpoint: Path) -> TritonServer:
 
 def _frontend(options: Options, grpc_target: str, checkpoint: Path) -> FrontendProcess:
     arguments = ["--host", options.host, "--port", str(options.port)]
-    arguments += ["--triton", grpc_target, "--checkpoint", str(checkpoint)]
+    arguments += ["--triton-url", grpc_target, "--checkpoint", str(checkpoint), "--drain-s", str(options.drain_s)]
+    if options.model_name is not None:
+        arguments += ["--model-name", options.model_name]
     log_path = options.log_directory / f"frontend-{options.port}.log"
     return FrontendProcess(options.url, arguments, log_path=log_path, drain_s=options.drain_s)
 
@@ -193,16 +195,16 @@ def _warm_up(url: str, voice: str | None, log_path: Path, timeout_s: float) -> s
 
 
 def _announce(options: Options, model: str, voice: str | None, *, demo: bool) -> None:
-    lines = [
-        f"ready: {options.url}/v1 ({model}; Triton's gRPC on port {options.grpc_port}, HTTP {options.http_port}, "
-        f"metrics {options.metrics_port}); Ctrl-C stops it",
-        "",
+    parts = [
+        f"ready: {options.url}/v1, model {model} (Triton: gRPC {options.grpc_port}, HTTP {options.http_port}, "
+        f"metrics {options.metrics_port}); Ctrl-C stops it\n",
+        f"# curl\n{curl_example(options.url, model, voice)}",
+        f"# python, with the package openai ({sys.executable} has it)\n{python_example(options.url, model, voice)}",
+        f"# logs: {options.log_directory}\n",
     ]
     if demo:
-        lines += ["The demo checkpoint has random weights: it babbles, in text and in sound.", ""]
-    lines += ["# curl", curl_example(options.url, model, voice)]
-    lines += [f"# python, with the package openai ({sys.executable} has it)", python_example(options.url, model, voice)]
-    sys.stdout.write("\n".join(lines))
+        parts.insert(1, "# the demo checkpoint has random weights: it babbles, in text and in sound\n")
+    sys.stdout.write("\n".join(parts))
     sys.stdout.flush()
 
 

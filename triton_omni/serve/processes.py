@@ -13,6 +13,8 @@ from pathlib import Path
 from triton_omni.errors import ConfigError
 
 STUB = "triton_python_backend_stub"
+# Before a command: it is asked to end when its parent ends, also when that was killed and could not clean up.
+WITH_PARENT = ("setpriv", "--pdeathsig", "TERM")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

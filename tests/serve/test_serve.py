@@ -1,0 +1,204 @@
+"""scripts/serve.sh as a newcomer uses it: start, the printed examples, and every way to the end."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from triton_omni.serve.processes import STUB, check_ports_free, child_pids
+from triton_omni.serve.tritonserver import SHARED_MEMORY, free_ports
+
+pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).resolve().parents[2]
+STOP_TIMEOUT_S = 60
+
+
+@dataclasses.dataclass
+class Served:
+    """A running serve.sh. ``printed`` is its standard output up to the line that names the logs."""
+
+    process: subprocess.Popen[str]
+    ports: list[int]
+    stderr_path: Path
+    printed: str = ""
+
+    @property
+    def stderr(self) -> str:
+        return self.stderr_path.read_text()
+
+    def wait_ready(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.printed += line
+            if line.startswith("# logs:"):
+                return
+        pytest.fail(f"serve.sh ended with code {self.process.wait()}\n{self.stderr}")
+
+    def example(self, language: str) -> str:
+        """The lines below the printed heading of ``language``."""
+        return self.printed.split(f"# {language}")[1].split("\n", 1)[1].split("\n# ")[0]
+
+    def processes(self) -> dict[int, str]:
+        """Process id -> program of everything that runs below serve.sh, itself included."""
+        found = [self.process.pid]
+        for pid in found:
+            found.extend(child_pids(pid))
+        return {pid: program(pid) for pid in found}
+
+    def stop(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(STOP_TIMEOUT_S)
+
+
+def program(pid: int) -> str:
+    """The command line with spaces, empty when the process is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ").strip()
+    return ""
+
+
+def shared_memory(processes: dict[int, str]) -> set[Path]:
+    """The blocks that the stubs among ``processes`` were given."""
+    stubs = [command.split() for command in processes.values() if STUB in command]
+    return {SHARED_MEMORY / words[2] for words in stubs}
+
+
+def assert_nothing_left(served: Served, processes: dict[int, str], blocks: set[Path]) -> None:
+    assert {pid: command for pid, command in processes.items() if program(pid) == command} == {}
+    assert {block for block in blocks if block.exists()} == set()
+    check_ports_free([(f"port {i}", "127.0.0.1", port) for i, port in enumerate(served.ports)])
+
+
+def arguments(checkpoint: Path, ports: list[int], logs: Path) -> list[str]:
+    options = ["--port", "--grpc-port", "--http-port", "--metrics-port"]
+    pairs = [word for option, port in zip(options, ports, strict=True) for word in (option, str(port))]
+    script = str(ROOT / "scripts" / "serve.sh")
+    return [script, "--checkpoint", str(checkpoint), "--log-directory", str(logs), *pairs]
+
+
+@contextlib.contextmanager
+def serving(checkpoint: Path, folder: Path) -> Iterator[Served]:
+    ports = free_ports(4)
+    stderr_path = folder / "stderr"
+    with stderr_path.open("w") as stderr:
+        process = subprocess.Popen(
+            arguments(checkpoint, ports, folder / "logs"),
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            start_new_session=True,
+        )
+    with process:
+        served = Served(process, ports, stderr_path)
+        try:
+            yield served
+        finally:
+            if process.poll() is None:
+                served.stop(signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(checkpoint, tmp_path_factory.mktemp("serve")) as served:
+        served.wait_ready()
+        yield served
+
+
+def assert_speaks(path: Path) -> None:
+    with wave.open(str(path)) as wav:
+        assert (wav.getnchannels(), wav.getsampwidth(), wav.getframerate()) == (1, 2, 24_000)
+        samples = np.frombuffer(wav.readframes(wav.getnframes()), "<i2") / 32_768
+    assert len(samples) >= 4 * 1_920
+    assert np.sqrt(np.mean(samples**2)) > 0.01
+
+
+def test_one_line_says_ready_and_progress_was_visible(served: Served) -> None:
+    assert [line for line in served.printed.splitlines() if line.startswith("ready: ")] == served.printed.splitlines()[
+        :1
+    ]
+    for model in ("thinker", "talker", "code2wav", "omni_bls"):
+        assert f"loaded {model}" in served.stderr
+    assert "warming up" in served.stderr
+
+
+def test_the_printed_curl_command_writes_speech(served: Served, tmp_path: Path) -> None:
+    done = subprocess.run(["bash", "-c", served.example("curl")], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert_speaks(tmp_path / "answer.wav")
+
+
+def test_the_printed_python_program_writes_speech(served: Served, tmp_path: Path) -> None:
+    program_path = tmp_path / "example.py"
+    program_path.write_text(served.example("python"))
+    done = subprocess.run([sys.executable, str(program_path)], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert_speaks(tmp_path / "answer.wav")
+
+
+def test_a_taken_port_ends_a_second_server_before_anything_starts(
+    served: Served, checkpoint: Path, tmp_path: Path
+) -> None:
+    started = time.monotonic()
+    done = subprocess.run(arguments(checkpoint, served.ports, tmp_path / "logs"), capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"port {served.ports[0]} on 127.0.0.1 cannot be taken" in done.stderr
+    assert "--port" in done.stderr
+    assert not (tmp_path / "logs").exists()
+    assert time.monotonic() - started < 15
+
+
+def test_ctrl_c_leaves_nothing_behind(served: Served) -> None:
+    processes = served.processes()
+    blocks = shared_memory(processes)
+    assert len(blocks) >= 4 and all(block.exists() for block in blocks)
+    os.killpg(served.process.pid, signal.SIGINT)
+    assert served.process.wait(STOP_TIMEOUT_S) == 0
+    assert_nothing_left(served, processes, blocks)
+
+
+def test_a_killed_model_ends_everything_with_the_reason_and_a_second_start_takes_seconds(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    started = time.monotonic()
+    with serving(checkpoint, tmp_path) as served:
+        served.wait_ready()
+        assert time.monotonic() - started < 90
+        processes = served.processes()
+        blocks = shared_memory(processes)
+        (talker,) = (pid for pid, command in processes.items() if STUB in command and "/talker/" in command)
+        os.kill(talker, signal.SIGKILL)
+        assert served.process.wait(STOP_TIMEOUT_S) == 1
+        assert f"a process of the model 'talker' (process {talker}) ended by itself" in served.stderr
+        assert "last lines of" in served.stderr
+        assert_nothing_left(served, processes, blocks)
+
+
+def test_sigterm_while_models_load_leaves_nothing_behind(checkpoint: Path, tmp_path: Path) -> None:
+    with serving(checkpoint, tmp_path) as served:
+        wait_for_stubs(served)
+        processes = served.processes()
+        assert served.stop(signal.SIGTERM) == 0
+        assert "stopped" in served.stderr
+        assert_nothing_left(served, processes, shared_memory(processes))
+
+
+def wait_for_stubs(served: Served) -> None:
+    deadline = time.monotonic() + 120
+    while not shared_memory(served.processes()):
+        assert served.process.poll() is None and time.monotonic() < deadline, served.stderr
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            served.process.wait(0.1)
