@@ -46,7 +46,7 @@ class ThinkerEvent:
     """
 
     prompt_token_ids: Int32 | None = None
-    token_ids: Int32 = NO_IDS
+    token_ids: Int32 = dataclasses.field(default_factory=lambda: NO_IDS)
     text: str = ""
     finish_reason: FinishReason | None = None
 
@@ -75,7 +75,7 @@ class TalkerStart:
     sampling: TalkerSampling
     chunk_frames: tuple[int, ...]
     prompt_rows: PromptRows | None = None
-    token_ids: Int32 = NO_IDS
+    token_ids: Int32 = dataclasses.field(default_factory=lambda: NO_IDS)
     text_finished: bool = False
 
 
