@@ -1,0 +1,57 @@
+"""The talker stage's own settings."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from triton_omni.errors import ConfigError
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TalkerConfig:
+    """``max_sessions``: sessions that speak at once (one KV slot each), more wait; ``max_context``: rows of one slot,
+    prompt rows and codec frames together; ``prefill_chunk``: prompt rows computed between two decode steps;
+    ``device``: "auto" (a GPU where there is one), "cpu", "cuda", "cuda:1" …; ``dtype`` of weights and KV cache: "auto"
+    (bfloat16 on a GPU, float32 on CPU), "float32", "bfloat16" or "float16".
+
+    Raises: ConfigError naming the field.
+    """
+
+    max_sessions: int = 32
+    max_context: int = 4096
+    prefill_chunk: int = 512
+    device: str = "auto"
+    dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        for field in ("max_sessions", "max_context", "prefill_chunk"):
+            if getattr(self, field) < 1:
+                raise ConfigError(f"must be at least 1, got {getattr(self, field)}", field=f"talker.{field}")
+        if self.dtype not in ("auto", *_DTYPES):
+            raise ConfigError(f"must be one of auto, {', '.join(_DTYPES)}, got {self.dtype!r}", field="talker.dtype")
+
+    def torch_device(self) -> torch.device:
+        """Where the talker runs. Raises ConfigError when it asks for a GPU that is not there."""
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            device = torch.device(self.device)
+        except RuntimeError:
+            raise ConfigError(
+                f"must be auto, cpu, cuda or cuda:N, got {self.device!r}", field="talker.device"
+            ) from None
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise ConfigError(
+                f"{self.device!r} is not there: {torch.cuda.device_count()} GPUs are visible", field="talker.device"
+            )
+        return device
+
+    def torch_dtype(self, device: torch.device) -> torch.dtype:
+        """The dtype of weights and KV cache on ``device``."""
+        if self.dtype == "auto":
+            return torch.float32 if device.type == "cpu" else torch.bfloat16
+        return _DTYPES[self.dtype]

@@ -1,0 +1,256 @@
+"""Continuous batching over speech sessions: one thread that schedules, runs and hands out, step after step."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import secrets
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triton_omni.errors import InvalidRequestError, OmniError, StageError
+from triton_omni.pipeline.stages import CodesEvent, Int32, TalkerSink, TalkerStart
+from triton_omni.talker.config import TalkerConfig
+from triton_omni.talker.prefill import Prefill, check_text_ids, plan_prefill
+from triton_omni.talker.runner import TalkerRunner
+from triton_omni.talker.session import Chunks, Phase, Session, Text
+
+logger = logging.getLogger(__name__)
+
+STAGE = "talker"
+# A prompt must leave room for this many frames (two seconds), or for max_frames if that is less.
+MIN_ROOM_FRAMES = 25
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Work:
+    """What one turn of the loop does. ``batch``: sessions with the text token each of them speaks next."""
+
+    ended: list[tuple[Session, CodesEvent | OmniError]]
+    prefill: Session | None
+    batch: list[tuple[Session, int]]
+
+
+class LocalTalkerEngine:
+    """The TalkerEngine of this process.
+
+    A session waits without a slot until its first text token is there, so that it takes no place from others; once it
+    speaks, it is in the batch whenever its next token has arrived. All errors of a session go to its sink.
+    """
+
+    def __init__(self, runner: TalkerRunner, config: TalkerConfig) -> None:
+        self._runner, self._config = runner, config
+        self._shape = runner.talker.shape
+        self._changed = threading.Condition()
+        self._sessions: dict[str, Session] = {}
+        self._free = list(reversed(range(config.max_sessions)))
+        self._closed = False
+        self._thread = threading.Thread(target=self._loop, name="talker", daemon=True)
+        self._thread.start()
+
+    def start(self, session_id: str, start: TalkerStart, sink: TalkerSink) -> None:
+        """Open a session. ``sink`` gets its CodesEvents, or an InvalidRequestError naming what is wrong with it."""
+        session = Session(
+            session_id=session_id,
+            sink=sink,
+            sampling=start.sampling,
+            seed=secrets.randbits(63) if start.sampling.seed is None else start.sampling.seed,
+            text=Text(self._shape.text),
+            chunks=Chunks(start.chunk_frames, self._shape.groups),
+            prefill=None,
+        )
+        try:
+            session.prefill = self._plan(start)
+            if session.prefill is not None:
+                session.text.append(session.prefill.answer_ids, finished=False)
+            self._hear(session, start.token_ids, start.text_finished)
+        except InvalidRequestError as error:
+            session.failure = error
+        with self._changed:
+            if not self._closed and session_id not in self._sessions:
+                self._sessions[session_id] = session
+                self._changed.notify()
+                return
+            closed = self._closed
+        # The sink of a session that never was is told here: the engine's thread does not know it.
+        _tell(session, _CLOSED if closed else InvalidRequestError("session_id", f"{session_id!r} is already open"))
+
+    def append(self, session_id: str, token_ids: Int32, text_finished: bool) -> None:
+        """More of the answer. A session that has ended meanwhile has no use for it: no error."""
+        with self._changed:
+            session = self._sessions.get(session_id)
+            if session is None:
+                return
+            try:
+                self._hear(session, token_ids, text_finished)
+            except InvalidRequestError as error:
+                session.failure = error
+            self._changed.notify()
+
+    def cancel(self, session_id: str) -> None:
+        """End a session with finish_reason "cancelled", wherever it stands."""
+        with self._changed:
+            session = self._sessions.get(session_id)
+            if session is not None:
+                session.cancelled = True
+                self._changed.notify()
+
+    def stats(self) -> dict[str, int]:
+        """``running`` sessions hold a slot; ``waiting`` ones have text but no slot; ``waiting_for_text`` counts those
+        that could go on if their next token were there; ``slots_free``.
+        """
+        with self._changed:
+            sessions = list(self._sessions.values())
+            waiting = [s for s in sessions if s.phase is Phase.WAITING and s.text.has_next]
+            return {
+                "running": sum(s.slot >= 0 for s in sessions),
+                "waiting": len(waiting),
+                "waiting_for_text": sum(not s.text.has_next for s in sessions),
+                "slots_free": len(self._free),
+            }
+
+    def close(self) -> None:
+        """Stop the thread. Sessions still open end with a StageError."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _plan(self, start: TalkerStart) -> Prefill | None:
+        if not start.chunk_frames or min(start.chunk_frames) < 1:
+            raise InvalidRequestError("chunk_frames", f"must hold sizes of at least 1, got {start.chunk_frames}")
+        prefill = plan_prefill(start, self._shape)
+        if prefill is not None:
+            room = min(start.sampling.max_frames, MIN_ROOM_FRAMES)
+            if prefill.rows + room > self._config.max_context:
+                raise InvalidRequestError(
+                    "prompt_token_ids",
+                    f"is too long to be spoken about: {prefill.rows} talker rows and at least {room} frames must fit "
+                    f"into max_context {self._config.max_context}",
+                )
+        return prefill
+
+    def _hear(self, session: Session, token_ids: Int32, text_finished: bool) -> None:
+        ids = np.asarray(token_ids)
+        check_text_ids("token_ids", ids, self._shape)
+        if len(ids) and session.text.finished:
+            raise InvalidRequestError("token_ids", "must not follow text_finished")
+        session.text.append(ids.tolist(), text_finished)
+
+    # The engine's thread: schedule, run, hand out.
+
+    def _loop(self) -> None:
+        while (work := self._schedule()) is not None:
+            for session, event in work.ended:
+                self._end(session, event)
+            if work.prefill is not None:
+                with self._blaming([work.prefill]):
+                    self._prefill(work.prefill)
+            if work.batch:
+                with self._blaming([session for session, _ in work.batch]):
+                    self._hand_out([session for session, _ in work.batch], self._decode(work.batch))
+        with self._changed:
+            left = list(self._sessions.values())
+        for session in left:
+            self._end(session, _CLOSED)
+
+    def _schedule(self) -> Work | None:
+        """Wait until there is something to do. None when the engine closes."""
+        with self._changed:
+            while not self._closed:
+                ended = [(s, end) for s in self._sessions.values() if (end := s.early_end()) is not None]
+                ending = {id(session) for session, _ in ended}
+                alive = [s for s in self._sessions.values() if id(s) not in ending]
+                self._admit(alive)
+                work = Work(
+                    ended=ended,
+                    prefill=next((s for s in alive if s.phase is Phase.PREFILL), None),
+                    batch=[(s, s.text.take()) for s in alive if s.phase is Phase.SPEAKING and s.text.has_next],
+                )
+                if work.ended or work.prefill or work.batch:
+                    return work
+                self._changed.wait()
+            return None
+
+    def _admit(self, sessions: list[Session]) -> None:
+        """Give free slots to waiting sessions that have text, in order of arrival."""
+        for session in sessions:
+            if not self._free:
+                return
+            if session.phase is Phase.WAITING and session.text.has_next:
+                session.slot = self._free.pop()
+                session.phase = Phase.PREFILL
+
+    def _prefill(self, session: Session) -> None:
+        """Compute the next piece of a session's prompt, and with the last one its first frame."""
+        slots, prefill, done = self._runner.slots, session.prefill, session.rows
+        assert prefill is not None
+        if done == 0:
+            slots.open(session.slot, session.sampling, session.seed)
+            session.prompt = self._runner.prompt_rows(prefill, session.text.take())
+        assert session.prompt is not None
+        end = min(done + self._config.prefill_chunk, prefill.rows)
+        hidden = self._runner.prefill(session.slot, session.prompt[done:end], prefill.positions[:, done:end], done)
+        session.rows = end
+        if end == prefill.rows:
+            session.phase, session.prompt = Phase.SPEAKING, None
+            self._hand_out([session], self._runner.first_frame(session.slot, hidden))
+
+    def _decode(self, batch: list[tuple[Session, int]]) -> Tensor:
+        """Launch one step: codes [B, groups] on the device."""
+        for session, _ in batch:
+            session.rows += 1
+        return self._runner.decode(
+            slots=[session.slot for session, _ in batch],
+            text_ids=[text_id for _, text_id in batch],
+            limit=max(session.rows for session, _ in batch),
+        )
+
+    def _hand_out(self, sessions: list[Session], codes: Tensor) -> None:
+        """Read a step's codes [B, groups] and give each session what is due."""
+        frames = codes.to(torch.int32).cpu().numpy()
+        for session, frame in zip(sessions, frames, strict=True):
+            event = session.add_frame(frame, self._shape.codec.eos, self._config.max_context)
+            if event is None:
+                continue
+            if event.finish_reason is None:
+                _tell(session, event)
+            else:
+                self._end(session, event)
+
+    @contextlib.contextmanager
+    def _blaming(self, sessions: list[Session]) -> Iterator[None]:
+        """An exception inside ends these sessions and no others."""
+        try:
+            yield
+        except Exception as error:
+            logger.exception("step of %d sessions failed", len(sessions))
+            for session in sessions:
+                self._end(session, StageError(STAGE, f"{type(error).__name__}: {error}"))
+
+    def _end(self, session: Session, event: CodesEvent | OmniError) -> None:
+        """Forget a session, give its slot back, then tell its sink. Does nothing for one that has ended."""
+        with self._changed:
+            if self._sessions.get(session.session_id) is not session:
+                return
+            del self._sessions[session.session_id]
+            if session.slot >= 0:
+                self._free.append(session.slot)
+        _tell(session, event)
+
+
+_CLOSED = StageError(STAGE, "the engine is closed")
+
+
+def _tell(session: Session, event: CodesEvent | OmniError) -> None:
+    try:
+        session.sink(event)
+    except Exception:
+        logger.exception("session %s: its sink failed; cancelled", session.session_id)
+        session.cancelled = True

@@ -1,0 +1,127 @@
+"""One speech session: the text it still has to say, the frames it has not handed out yet, where it stands."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+import numpy as np
+from torch import Tensor
+
+from triton_omni.errors import OmniError
+from triton_omni.pipeline.stages import CodesEvent, FinishReason, Int32, TalkerSink
+from triton_omni.sampling import TalkerSampling
+from triton_omni.talker.prefill import Prefill
+from triton_omni.talker.shape import TextIds
+
+
+class Phase(enum.Enum):
+    """WAITING for its first text and a slot, PREFILL, SPEAKING. Ended sessions are forgotten."""
+
+    WAITING = enum.auto()
+    PREFILL = enum.auto()
+    SPEAKING = enum.auto()
+
+
+class Text:
+    """The tokens to be spoken, as they arrive: answer tokens, one tts_eos, then tts_pad for ever."""
+
+    def __init__(self, ids: TextIds) -> None:
+        self._after = (ids.tts_eos, ids.tts_pad)
+        self._ids: list[int] = []
+        self._taken = 0
+        self.finished = False
+
+    def append(self, token_ids: list[int], finished: bool) -> None:
+        self._ids += token_ids
+        self.finished = self.finished or finished
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._ids
+
+    @property
+    def has_next(self) -> bool:
+        """False while the next token has not arrived. A late token is waited for, never replaced by pad."""
+        return self._taken < len(self._ids) or self.finished
+
+    def take(self) -> int:
+        """The next token. Only when ``has_next``."""
+        index, self._taken = self._taken, self._taken + 1
+        if index < len(self._ids):
+            return self._ids[index]
+        return self._after[0] if index == len(self._ids) else self._after[1]
+
+
+class Chunks:
+    """Collects frames and hands them out in the sizes of the chunk plan, whose last one repeats."""
+
+    def __init__(self, sizes: tuple[int, ...], groups: int) -> None:
+        self._sizes, self._groups, self._handed_out = sizes, groups, 0
+        self._frames: list[Int32] = []
+
+    def add(self, frame: Int32) -> None:
+        self._frames.append(frame)
+
+    def at_border(self) -> bool:
+        return len(self._frames) == self._sizes[min(self._handed_out, len(self._sizes) - 1)]
+
+    def clear(self) -> None:
+        self._frames = []
+
+    def take(self) -> Int32:
+        """int32 [frames, groups], all that have come together."""
+        frames, self._frames = self._frames, []
+        self._handed_out += 1
+        return np.stack(frames) if frames else np.empty((0, self._groups), np.int32)
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Session:
+    """``prefill`` None: nothing to answer; ``prompt`` [T, hidden]: its rows while they are computed; ``rows``: rows of
+    its slot that are computed; ``frames``: codec frames made so far; ``failure``: why it ends.
+    """
+
+    session_id: str
+    sink: TalkerSink
+    sampling: TalkerSampling
+    seed: int
+    text: Text
+    chunks: Chunks
+    prefill: Prefill | None
+    prompt: Tensor | None = None
+    phase: Phase = Phase.WAITING
+    slot: int = -1
+    rows: int = 0
+    frames: int = 0
+    failure: OmniError | None = None
+    cancelled: bool = False
+
+    @property
+    def is_silent(self) -> bool:
+        """Nothing to say: no user message, or an answer without a token."""
+        return self.prefill is None or (self.text.is_empty and self.text.finished)
+
+    def early_end(self) -> CodesEvent | OmniError | None:
+        """What ends the session now, whatever its frames are."""
+        if self.failure is not None:
+            return self.failure
+        if self.cancelled:
+            self.chunks.clear()
+            return self.last_event("cancelled")
+        if self.phase is Phase.WAITING and self.is_silent:
+            return self.last_event("stop")
+        return None
+
+    def add_frame(self, codes: Int32, eos: int, max_context: int) -> CodesEvent | None:
+        """Take one frame [groups]; the event that is due with it, if any."""
+        if codes[0] == eos:
+            return self.last_event("stop")
+        self.chunks.add(codes)
+        self.frames += 1
+        if self.frames == self.sampling.max_frames or self.rows == max_context:
+            return self.last_event("length")
+        return CodesEvent(self.chunks.take()) if self.chunks.at_border() else None
+
+    def last_event(self, reason: FinishReason) -> CodesEvent:
+        return CodesEvent(self.chunks.take(), reason)

@@ -1,0 +1,98 @@
+"""Per-session state of the talker, as tensors indexed by slot: what one decode step leaves for the next."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from triton_omni.sampling import TalkerSampling
+from triton_omni.talker.sampler import RowSampling
+from triton_omni.talker.shape import TalkerShape
+
+# Keys are read in multiples of this, so that a row's sums over them do not depend on how long its batch mates are.
+CONTEXT_STEP = 64
+
+
+class Slots:
+    """``count`` slots for sessions and one more, ``spare``, for rows that only fill a batch up.
+
+    ``kv`` [layers, slots, 2, kv_heads, max_context, head_dim]; ``length`` [slots] rows in it; ``position`` [slots] the
+    next rotary position; ``codes`` [slots, groups] of the last frame; the rest is RowSampling's.
+    """
+
+    def __init__(self, shape: TalkerShape, count: int, max_context: int, device: torch.device, dtype: torch.dtype):
+        decoder, size = shape.backbone, count + 1
+        self.count, self.spare, self.max_context, self.device = count, count, max_context, device
+        self.kv = torch.zeros(
+            (decoder.layers, size, 2, decoder.kv_heads, max_context, decoder.head_dim), dtype=dtype, device=device
+        )
+        self.length = self._integers(size)
+        self.position = self._integers(size)
+        self.codes = torch.zeros(size, shape.groups, dtype=torch.long, device=device)
+        self.temperature = torch.zeros(size, device=device)
+        self.top_k = self._integers(size)
+        self.top_p = torch.ones(size, device=device)
+        self.repetition_penalty = torch.ones(size, device=device)
+        self.min_frames = self._integers(size)
+        self.seed = self._integers(size)
+        self.frame = self._integers(size)
+        self.seen = torch.zeros(size, decoder.vocab, dtype=torch.bool, device=device)
+
+    def _integers(self, size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.long, device=self.device)
+
+    def open(self, slot: int, sampling: TalkerSampling, seed: int) -> None:
+        """Give ``slot`` to a new session; nothing of the last one stays."""
+        # Stale keys are masked, but a masked NaN is still a NaN once multiplied by its weight 0.
+        self.kv[:, slot] = 0
+        for state in (self.length, self.position, self.codes, self.frame, self.seen):
+            state[slot] = 0
+        self.temperature[slot] = sampling.temperature
+        self.top_k[slot] = sampling.top_k
+        self.top_p[slot] = sampling.top_p
+        self.repetition_penalty[slot] = sampling.repetition_penalty
+        self.min_frames[slot] = sampling.min_frames
+        self.seed[slot] = seed
+
+    def sampling(self, slots: Tensor) -> RowSampling:
+        """Parameters and state of the rows ``slots`` [B]."""
+        return RowSampling(
+            temperature=self.temperature[slots],
+            top_k=self.top_k[slots],
+            top_p=self.top_p[slots],
+            repetition_penalty=self.repetition_penalty[slots],
+            min_frames=self.min_frames[slots],
+            seed=self.seed[slots],
+            frame=self.frame[slots],
+            seen=self.seen[slots],
+        )
+
+    def keep(self, slots: Tensor, codes: Tensor) -> None:
+        """Remember ``codes`` [B, groups], the frame just made."""
+        self.codes[slots] = codes
+        self.seen[slots, codes[:, 0]] = True
+        self.frame[slots] += 1
+
+    def cache(self, slots: Tensor, tokens: int, limit: int) -> SlotCache:
+        """A view of the KV cache for ``tokens`` new rows of each of ``slots`` [B]; ``limit``: the longest row's length
+        with them, known on the host.
+        """
+        return SlotCache(self, slots, tokens, limit)
+
+
+class SlotCache:
+    """The backbone's cache during one forward pass: writes the new keys behind each slot's own."""
+
+    def __init__(self, state: Slots, slots: Tensor, tokens: int, limit: int) -> None:
+        self.kv, self.slots = state.kv, slots
+        self.limit = min(-(-limit // CONTEXT_STEP) * CONTEXT_STEP, state.max_context)
+        self.rows = state.length[slots][:, None] + torch.arange(tokens, device=state.device)  # [B, T]
+        keys = torch.arange(self.limit, device=state.device)
+        self.visible = (keys <= self.rows[..., None])[:, None]  # [B, 1, T, limit]
+
+    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        cache = self.kv[layer]
+        cache[self.slots[:, None], 0, :, self.rows] = keys
+        cache[self.slots[:, None], 1, :, self.rows] = values
+        past = cache[self.slots, :, :, : self.limit]  # [B, 2, kv_heads, limit, head_dim]
+        return past[:, 0], past[:, 1], self.visible
