@@ -1,0 +1,147 @@
+"""A thinker without a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+
+import numpy as np
+
+from triton_omni.errors import InvalidRequestError, NotFoundError, OmniError, RequestTimeoutError, StageError
+from triton_omni.pipeline.null.checks import at_least
+from triton_omni.pipeline.stages import FinishReason, PromptRows, ThinkerEvent, ThinkerRequest, ThinkerSink
+from triton_omni.pipeline.timers import Timer, Timers
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NullThinkerConfig:
+    """``answer_tokens`` ids, the first after ``prefill_ms``, then one every ``token_ms``; ``prompt_tokens`` in all."""
+
+    token_ms: float = 10.0
+    prefill_ms: float = 20.0
+    answer_tokens: int = 40
+    prompt_tokens: int = 32
+
+    def __post_init__(self) -> None:
+        at_least(self, token_ms=0, prefill_ms=0, answer_tokens=0, prompt_tokens=1)
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Answer:
+    request: ThinkerRequest
+    sink: ThinkerSink
+    tokens: int
+    first_s: float
+    sent: int = 0
+    timer: Timer | None = None
+
+
+class NullThinker:
+    """ThinkerEngine: ids 1000, 1001, … with the texts "w0 ", "w1 ", …, ended by ``max_tokens`` if that is less."""
+
+    def __init__(self, config: NullThinkerConfig | None = None) -> None:
+        self._config = config or NullThinkerConfig()
+        self._timers = Timers("null-thinker")
+        self._changed = threading.Condition()
+        self._answers: dict[str, _Answer] = {}
+        self._unfetched: dict[str, PromptRows] = {}
+        self._closed = False
+
+    def submit(self, request: ThinkerRequest, sink: ThinkerSink) -> None:
+        """Start an answer. Errors go to the sink."""
+        limit = request.sampling.max_tokens
+        tokens = self._config.answer_tokens if limit is None else min(limit, self._config.answer_tokens)
+        answer = _Answer(request, sink, tokens, time.monotonic() + self._config.prefill_ms / 1e3)
+        with self._changed:
+            refusal: OmniError | None = None
+            if self._closed:
+                refusal = StageError("thinker", "the engine is closed")
+            elif request.request_id in self._answers:
+                refusal = InvalidRequestError("request_id", f"{request.request_id!r} is already open")
+            else:
+                self._answers[request.request_id] = answer
+        if refusal is not None:
+            sink(refusal)
+            return
+        sink(ThinkerEvent(prompt_token_ids=np.arange(self._config.prompt_tokens, dtype=np.int32)))
+        self._wait(answer)
+
+    def rows(self, request_id: str, timeout_s: float) -> PromptRows:
+        """Four rows of 8 float32, once, as soon as prefill is over. Raises NotFoundError or RequestTimeoutError."""
+        with self._changed:
+            if not self._changed.wait_for(
+                lambda: request_id in self._unfetched or request_id not in self._answers, timeout_s
+            ):
+                raise RequestTimeoutError(f"no rows of {request_id!r} within {timeout_s:g} s", field="thinker")
+            if request_id not in self._unfetched:
+                raise NotFoundError("request_id", f"no rows of {request_id!r}")
+            return self._unfetched.pop(request_id)
+
+    def abort(self, request_id: str) -> None:
+        """End an answer with "cancelled" and forget its rows; unknown ones are left alone."""
+        with self._changed:
+            self._unfetched.pop(request_id, None)
+        self._end(request_id, ThinkerEvent(finish_reason="cancelled"))
+
+    def stats(self) -> dict[str, int]:
+        """``running`` answers, ``waiting`` (always 0), ``unfetched_rows``."""
+        with self._changed:
+            return {"running": len(self._answers), "waiting": 0, "unfetched_rows": len(self._unfetched)}
+
+    def close(self) -> None:
+        """End every open answer with an error."""
+        with self._changed:
+            self._closed = True
+            open_ids = list(self._answers)
+        for request_id in open_ids:
+            self._end(request_id, StageError("thinker", "the engine is closed"))
+        self._timers.close()
+
+    def _wait(self, answer: _Answer) -> None:
+        due_s = answer.first_s + answer.sent * self._config.token_ms / 1e3
+        with self._changed:
+            if self._answers.get(answer.request.request_id) is answer:
+                answer.timer = self._timers.call_at(due_s, lambda: self._advance(answer))
+
+    def _advance(self, answer: _Answer) -> None:
+        """Send all ids that are due."""
+        request_id, first = answer.request.request_id, answer.sent
+        late_ms = (time.monotonic() - answer.first_s) * 1e3
+        token_ms = self._config.token_ms
+        due = min(answer.tokens, 1 + int(late_ms / token_ms)) if token_ms else answer.tokens
+        answer.sent = max(due, min(first + 1, answer.tokens))
+        if not first and answer.request.want_rows:
+            self._make_rows(request_id)
+        finish: FinishReason | None = None
+        if answer.sent == answer.tokens:
+            finish = "length" if answer.tokens < self._config.answer_tokens else "stop"
+        event = ThinkerEvent(
+            token_ids=np.arange(1000 + first, 1000 + answer.sent, dtype=np.int32),
+            text="".join(f"w{i} " for i in range(first, answer.sent)),
+            finish_reason=finish,
+        )
+        if finish is not None:
+            self._end(request_id, event)
+            return
+        with self._changed:
+            open_still = request_id in self._answers
+        if open_still:
+            answer.sink(event)
+            self._wait(answer)
+
+    def _make_rows(self, request_id: str) -> None:
+        positions = np.tile(np.arange(self._config.prompt_tokens, dtype=np.int32), (3, 1))
+        with self._changed:
+            if request_id in self._answers:
+                self._unfetched[request_id] = PromptRows(positions, np.zeros(4 * 8 * 4, np.uint8), "float32")
+                self._changed.notify_all()
+
+    def _end(self, request_id: str, last: ThinkerEvent | OmniError) -> None:
+        with self._changed:
+            answer = self._answers.pop(request_id, None)
+            self._changed.notify_all()
+        if answer is not None:
+            if answer.timer is not None:
+                answer.timer.cancel()
+            answer.sink(last)
