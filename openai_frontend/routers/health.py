@@ -1,0 +1,27 @@
+"""GET /health/live and /health/ready."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from openai_frontend.context import ContextDependency
+
+router = APIRouter(prefix="/health")
+
+
+@router.get("/live")
+async def live() -> dict[str, str]:
+    """200 as long as this process answers."""
+    return {"status": "live"}
+
+
+@router.get("/ready", responses={503: {"description": "Not ready; says what is waited for"}})
+async def ready(response: Response, context: ContextDependency) -> dict[str, Any]:
+    """200 when tritonserver and all its models are ready, else 503."""
+    waiting_for = await context.engine.waiting_for()
+    if waiting_for:
+        response.status_code = 503
+        return {"status": "not ready", "waiting_for": waiting_for}
+    return {"status": "ready"}

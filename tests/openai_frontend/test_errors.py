@@ -1,0 +1,200 @@
+"""Bad requests: status, OpenAI's error shape, and the field by the client's name."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+
+from tests.openai_frontend.fakes import END, START, FakeEngine, client_of
+from triton_omni.errors import CapacityError, OmniError, RequestTimeoutError, StageError
+from triton_omni.model_config import ModelConfig
+
+pytestmark = pytest.mark.asyncio
+URL = "/v1/chat/completions"
+
+
+def user(*parts):
+    return {"messages": [{"role": "user", "content": list(parts)}]}
+
+
+def image(url):
+    return user({"type": "image_url", "image_url": {"url": url}})
+
+
+def speech(data, **more):
+    return user({"type": "text", "text": "?"}, {"type": "input_audio", "input_audio": {"data": data} | more})
+
+
+SPOKEN = {"modalities": ["text", "audio"]}
+# changes to a good body -> param, and words that the message must hold
+BAD = [
+    ({"messages": None}, "messages", "required"),
+    ({"messages": []}, "messages", "at least 1"),
+    ({"messages": "Hello"}, "messages", "list"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "'assistant'"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role", "missing"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "string or a list"),
+    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", "at least 1"),
+    ({"messages": [{"role": "user", "content": "x", "name": "Eve"}]}, "messages[0].name", "not supported"),
+    ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "nicode"),
+    ({"messages": [{"role": "\ud800", "content": "x"}]}, "messages[0].role", "'assistant'"),
+    ({"audio": {"format": "\ud800"}}, "audio.format", ""),
+    ({"response_format": {"\ud800": "\ud800"}}, "response_format", ""),
+    ({"messages": [{"role": "assistant"}]}, "messages[0].content", "assistant said"),
+    ({"messages": [{"role": "assistant", "audio": {"id": "audio-1"}}]}, "messages[0].audio", "transcript"),
+    (user({"type": "text"}), "messages[0].content[0].text", "required"),
+    (user({"type": "text", "text": 5}), "messages[0].content[0].text", "string"),
+    (user({"type": "hologram"}), "messages[0].content[0].type", "'input_audio'"),
+    (user({"type": "text", "text": "x", "txt": 1}), "messages[0].content[0].txt", "'text'"),
+    (user({"type": "image_url", "image_url": "x"}), "messages[0].content[0].image_url", "image_url"),
+    (image("https://example.com/a.png"), "messages[0].content[0].image_url.url", "data:image/png;base64"),
+    (image("file:///etc/passwd"), "messages[0].content[0].image_url.url", "local files"),
+    (image("cat.png"), "messages[0].content[0].image_url.url", "data URL"),
+    (image("data:image/png,abc"), "messages[0].content[0].image_url.url", "base64"),
+    (image("data:audio/wav;base64,AAAA"), "messages[0].content[0].image_url.url", "must hold image"),
+    (image("data:image/png;base64,"), "messages[0].content[0].image_url.url", "no data"),
+    (speech("%%%", format="wav"), "messages[0].content[1].input_audio.data", "base64"),
+    (speech("é", format="wav"), "messages[0].content[1].input_audio.data", "base64"),
+    (speech(base64.b64encode(bytes(2000)).decode(), format="wav"), "messages[0].content[1].input_audio.data", "1000"),
+    (speech("AAAA", format="midi"), "messages[0].content[1].input_audio.format", "'wav'"),
+    (speech("AAAA"), "messages[0].content[1].input_audio.format", "required"),
+    ({"model": None}, "model", "required"),
+    ({"model": 5}, "model", "string"),
+    ({"modalities": "audio"}, "modalities", "list"),
+    ({"modalities": []}, "modalities", "at least 1"),
+    ({"modalities": [123]}, "modalities[0]", "'audio'"),
+    ({"modalities": ["text", "smell"]}, "modalities[1]", "'audio'"),
+    ({"modalities": ["text", "text"]}, "modalities", "once"),
+    ({"audio": {"voice": "nobody"}}, "audio.voice", "ethan"),
+    ({"speaker": "nobody"} | SPOKEN, "speaker", "ethan"),
+    ({"speaker": "ethan", "audio": {"voice": "nobody"}}, "speaker", "audio.voice"),
+    ({"audio": {"format": "8track"}}, "audio.format", "wav, pcm16"),
+    ({"audio": {"format": "mp3"}}, "audio.format", "wav, pcm16"),
+    ({"audio": {"voice": "ethan"}, "modalities": ["text"]}, "audio", "modalities"),
+    ({"talker": {"top_k": 5}}, "talker", "modalities"),
+    ({"talker": {"top_k": -1}} | SPOKEN, "talker.top_k", "at least 0"),
+    ({"talker": {"topk": 1}} | SPOKEN, "talker.topk", "top_k"),
+    ({"chunk_frames": [0]} | SPOKEN, "chunk_frames[0]", "1"),
+    ({"stream": "yes"}, "stream", "boolean"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
+    ({"temperature": "hot"}, "temperature", "number"),
+    ({"temperature": 2.5}, "temperature", "[0, 2]"),
+    ({"temperature": -1}, "temperature", "[0, 2]"),
+    ({"top_p": 0}, "top_p", "(0, 1]"),
+    ({"top_k": 10**30}, "top_k", "less than"),
+    ({"max_tokens": 0}, "max_tokens", "at least 1"),
+    ({"max_tokens": "many"}, "max_tokens", "integer"),
+    ({"max_completion_tokens": -5}, "max_completion_tokens", "at least 1"),
+    ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "max_completion_tokens"),
+    ({"max_tokens": 3, "min_tokens": 4}, "min_tokens", "max_tokens"),
+    ({"stop": [""]}, "stop", "non-empty"),
+    ({"stop": 5}, "stop", "string"),
+    ({"stop": "\ud800"}, "stop", "nicode"),
+    ({"temperature": float("nan")}, "temperature", "[0, 2]"),
+    ({"seed": -1}, "seed", "[0,"),
+    ({"seed": 1.5}, "seed", "integer"),
+    ({"n": 2}, "n", "send 1"),
+    ({"frequency_penalty": 0.5}, "frequency_penalty", "send 0"),
+    ({"logprobs": "yes"}, "logprobs", "not supported"),
+    ({"top_logprobs": 3}, "top_logprobs", "not supported"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "not supported"),
+    ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+    ({"store": True}, "store", "send false"),
+    ({"temprature": 1}, "temprature", "did you mean 'temperature'"),
+    ({"\ud800": 1}, "?", "not known"),
+]
+
+
+@pytest.mark.parametrize(("changes", "param", "words"), BAD, ids=[str(changes)[:60] for changes, *_ in BAD])
+async def test_bad_requests(make_app, chat, changes, param, words):
+    engine = FakeEngine(START, END)
+    async with client_of(make_app(engine, max_media_bytes=1000)) as client:
+        response = await client.post(
+            URL, content=json.dumps(chat(**changes)), headers={"content-type": "application/json"}
+        )
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert words in error["message"]
+    assert param in error["message"]
+    assert not engine.request
+
+
+async def test_the_model_must_exist(make_app, chat):
+    async with client_of(make_app(FakeEngine(START, END))) as client:
+        response = await client.post(URL, json=chat(model="gpt-4o"))
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "model_not_found"
+    assert "does not exist" in response.json()["error"]["message"]
+
+
+async def test_the_voices_error_lists_every_voice(make_app, chat, checkpoint):
+    async with client_of(make_app(FakeEngine(START, END))) as client:
+        response = await client.post(URL, json=chat(audio={"voice": "nobody"}))
+    assert all(voice in response.json()["error"]["message"] for voice in ModelConfig.load(checkpoint).speakers)
+
+
+@pytest.mark.parametrize(
+    ("content", "type_", "words"),
+    [
+        (b'{"model": ', "application/json", "not JSON"),
+        (b"\xff\xfe", "application/json", ""),
+        (b"[" * 100_000, "application/json", ""),
+        (b"[]", "application/json", "object"),
+        (b"null", "application/json", ""),
+        (b"", "application/json", ""),
+        (b"model=omni", "application/x-www-form-urlencoded", "application/json"),
+    ],
+)
+async def test_bodies_that_are_no_request(make_app, content, type_, words):
+    async with client_of(make_app(FakeEngine())) as client:
+        response = await client.post(URL, content=content, headers={"content-type": type_})
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert words in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (CapacityError("full"), 429, "rate_limit_exceeded"),
+        (RequestTimeoutError("late"), 504, "timeout"),
+        (StageError("talker", "broken"), 500, "stage_failed"),
+        (OmniError("?"), 500, "internal_error"),
+        (ZeroDivisionError("secret"), 500, "internal_error"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_failures_of_the_runtime(make_app, chat, error, status, code, stream):
+    async with client_of(make_app(FakeEngine(error))) as client:
+        response = await client.post(URL, json=chat(stream=stream))
+    assert response.status_code == status
+    assert response.json()["error"]["code"] == code
+    assert "secret" not in response.text
+    assert ("retry-after" in response.headers) == (status == 429)
+
+
+async def test_routes_that_are_not_there(make_app):
+    async with client_of(make_app(FakeEngine())) as client:
+        missing, wrong = await client.get("/v1/nothing"), await client.get(URL)
+    assert (missing.status_code, wrong.status_code) == (404, 405)
+    assert wrong.headers["allow"] == "POST"
+    for response in (missing, wrong):
+        assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_large_bodies_are_refused(make_app, declared):
+    async def pieces():
+        for _ in range(20):
+            yield b" " * 100
+
+    content = b" " * 2_000 if declared else pieces()
+    async with client_of(make_app(FakeEngine(), max_body_bytes=1_000)) as client:
+        response = await client.post(URL, content=content, headers={"content-type": "application/json"})
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == "request_too_large"
