@@ -6,8 +6,6 @@ The server is the ``tritonserver`` on PATH (NVIDIA's container), else the one th
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import importlib.util
 import logging
 import os
 import re
@@ -16,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 import urllib.error
@@ -29,6 +26,9 @@ from typing import Self
 
 from triton_omni.errors import ConfigError
 from triton_omni.model_config import CHECKPOINT_VARIABLE
+from triton_omni.serve.installation import Installation, Interpreter
+
+__all__ = ["BACKEND_CONFIG", "Installation", "Progress", "TritonServer", "free_ports"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ BACKEND_CONFIG: Mapping[str, int] = {
 }
 SHARED_MEMORY = Path("/dev/shm")
 ERROR_LINES = 40
+EXIT_TIMEOUT_S = 5  # a client's open gRPC stream or an open sequence keeps the server for so long
 _LOADING = re.compile(r"] \"?loading: (?P<model>[^:\"\s]+)")
 _LOADED = re.compile(r"successfully loaded '(?P<model>[^']+)'")
 _FAILED = re.compile(r"failed to load '(?P<model>[^']+)'")
@@ -48,55 +49,12 @@ Progress = Callable[[str, str], None]
 """Called with a model's name and "loading" or "loaded"."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Installation:
-    """A tritonserver. ``package``: nvidia-pytriton's tritonserver directory when it is that one, else None."""
-
-    binary: Path
-    package: Path | None = None
-
-    @classmethod
-    def find(cls) -> Installation:
-        """The tritonserver on PATH, else nvidia-pytriton's. Raises ConfigError when there is neither."""
-        on_path = shutil.which("tritonserver")
-        if on_path:
-            return cls(Path(on_path))
-        spec = importlib.util.find_spec("pytriton")
-        if spec is None or spec.origin is None:
-            raise ConfigError("no tritonserver on PATH and the package nvidia-pytriton is not installed")
-        package = Path(spec.origin).parent / "tritonserver"
-        return cls(package / "bin" / "tritonserver", package)
-
-    def backend_directory(self, target: Path) -> list[str]:
-        """Server arguments for the Python backend; nvidia-pytriton's needs the stub of this Python beside it."""
-        if self.package is None:
-            return []
-        version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        stub = self.package / "python_backend_stubs" / version / "triton_python_backend_stub"
-        if not stub.exists():
-            raise ConfigError(f"nvidia-pytriton has no stub for Python {version} ({stub})")
-        python = target / "python"
-        python.mkdir(parents=True)
-        for source in (*(self.package / "backends" / "python").glob("*.*"), stub):
-            (python / source.name).symlink_to(source)
-        return [f"--backend-directory={target}"]
-
-    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """The stub's Python ignores PYTHONPATH and takes its packages from the first python3 on PATH."""
-        env = dict(base)
-        env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
-        if self.package is not None:
-            # A stub that finds the system's libpython of another patch release cannot import ssl.
-            libraries = [sysconfig.get_config_var("LIBDIR"), str(self.package.parents[1] / "nvidia_pytriton.libs")]
-            env["LD_LIBRARY_PATH"] = os.pathsep.join([*libraries, *filter(None, [env.get("LD_LIBRARY_PATH")])])
-        return env
-
-
 class TritonServer:
     """One tritonserver process. A port that is None becomes a free one; use it as a context manager, or start/stop.
 
     ``backend_config`` overrides single entries of BACKEND_CONFIG; ``arguments`` are passed on to tritonserver as they
-    are; ``environment`` is added to this process's own. The log is rewritten at every start.
+    are; ``environment`` is added to this process's own; ``python`` runs the models (this process's unless given). The
+    log is rewritten at every start.
     """
 
     def __init__(
@@ -112,6 +70,7 @@ class TritonServer:
         backend_config: Mapping[str, int] | None = None,
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        python: Path | None = None,
     ) -> None:
         self.model_repository = model_repository
         self.checkpoint = checkpoint
@@ -124,6 +83,7 @@ class TritonServer:
         self._backend_config = {**BACKEND_CONFIG, **(backend_config or {})}
         self._arguments = tuple(arguments)
         self._environment = dict(environment or {})
+        self._python = python or Path(sys.executable)
         self._shm_prefix = f"triton_omni_{uuid.uuid4().hex[:12]}_"
         self._scratch: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -154,11 +114,11 @@ class TritonServer:
             raise ConfigError("this tritonserver runs already")
         if self.checkpoint is not None and not (self.checkpoint / "config.json").exists():
             raise ConfigError(f"{self.checkpoint} holds no config.json: not a checkpoint", field="checkpoint")
-        installation = Installation.find()
+        installation, python = Installation.find(), Interpreter.of(self._python)
         self._scratch = Path(tempfile.mkdtemp(prefix="triton_omni_"))
         command = [str(installation.binary), *self._server_arguments()]
-        command += installation.backend_directory(self._scratch / "backends")
-        env = installation.environment({**os.environ, **self._environment})
+        command += installation.backend_directory(self._scratch / "backends", python)
+        env = installation.environment({**os.environ, **self._environment}, python)
         if self.checkpoint is not None:
             env[CHECKPOINT_VARIABLE] = str(self.checkpoint.resolve())
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -177,7 +137,7 @@ class TritonServer:
             f"--http-port={self.http_port}",
             f"--grpc-port={self.grpc_port}",
             f"--metrics-port={self.metrics_port}",
-            "--exit-timeout-secs=10",
+            f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
             *(f"--backend-config=python,{key}={value}" for key, value in backend.items()),
             *self._arguments,
         ]
@@ -237,7 +197,7 @@ class TritonServer:
                 lines.append(line)
         return lines[-ERROR_LINES:]
 
-    def stop(self, timeout_s: float = 30) -> None:
+    def stop(self, timeout_s: float = 15) -> None:
         """End the server: SIGINT, after ``timeout_s`` SIGKILL to it and its stubs; its shared memory is removed."""
         process, self._process = self._process, None
         if process is not None:

@@ -1,0 +1,58 @@
+"""omni_bls in Triton: requests into the pipeline, whose stages are the other three models, and events out."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+if importlib.util.find_spec("triton_omni") is None:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from triton_omni.pipeline.events import CancelToken
+from triton_omni.pipeline.pipeline import OmniPipeline, PipelineConfig
+from triton_omni.pipeline.request import RequestParser
+from triton_omni.triton.bls import BlsCode2Wav, BlsConfig, BlsTalker, BlsThinker, ChildRequests
+from triton_omni.triton.metrics import StatsMetrics
+from triton_omni.triton.omni_wire import event_tensors, read_request
+from triton_omni.triton.parameters import Instance
+from triton_omni.triton.responder import Responder
+from triton_omni.triton.tensors import arrays
+
+CANCEL_POLL_S = 0.2
+
+
+class TritonPythonModel:
+    """One orchestrator process."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        instance = Instance.from_args(args)
+        bls, pipeline = instance.split_config(BlsConfig, PipelineConfig)
+        children = ChildRequests()
+        self._parser = RequestParser(instance.checkpoint(), chunk_frames=bls.chunk_frames, async_chunk=bls.async_chunk)
+        self._pipeline = OmniPipeline(
+            BlsThinker(children, bls.thinker_model),
+            BlsTalker(children, bls.talker_model),
+            BlsCode2Wav(children, bls.code2wav_model),
+            pipeline,
+        )
+        self._responder = Responder(instance.name, poll_s=CANCEL_POLL_S)
+        self._metrics = StatsMetrics(instance, self._pipeline.stats)
+
+    def execute(self, requests: list[Any]) -> None:
+        for request in requests:
+            token = CancelToken()
+            stream = self._responder.open(
+                request, event_tensors, is_last=lambda event: event.is_end, on_cancel=token.cancel
+            )
+            with stream.guard("omni_bls"):
+                text, media = read_request(arrays(request.inputs()))
+                self._pipeline.submit(self._parser.parse(text, media), stream.sink, token)
+
+    def finalize(self) -> None:
+        self._pipeline.close()
+        self._metrics.close()
+        self._responder.close()

@@ -1,0 +1,44 @@
+"""omni_bls's requests and responses as tensors: REQUEST and MEDIA in, TEXT, AUDIO and EVENT out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from triton_omni.pipeline.events import OmniEvent
+from triton_omni.triton.tensors import Arrays, array_tensor, read_files, read_string, string_tensor
+
+
+def read_request(inputs: Arrays) -> tuple[str, tuple[bytes, ...]]:
+    """The JSON text and the files' bytes. Raises InvalidRequestError."""
+    return read_string(inputs, "REQUEST"), read_files(inputs, "MEDIA")
+
+
+def event_tensors(events: Sequence[OmniEvent]) -> list[list[Any]]:
+    """One response for all plain deltas that are ready together; start and end have responses of their own."""
+    responses: list[list[Any]] = []
+    plain: list[OmniEvent] = []
+    for event in events:
+        if event.info:
+            responses += [*_joined(plain), _tensors(event)]
+            plain = []
+        else:
+            plain.append(event)
+    return [*responses, *_joined(plain)]
+
+
+def _joined(plain: Sequence[OmniEvent]) -> list[list[Any]]:
+    if not plain:
+        return []
+    audio = np.concatenate([event.audio for event in plain])
+    return [_tensors(OmniEvent(text="".join(event.text for event in plain), audio=audio))]
+
+
+def _tensors(event: OmniEvent) -> list[Any]:
+    return [
+        string_tensor("TEXT", event.text),
+        array_tensor("AUDIO", event.audio),
+        string_tensor("EVENT", event.info_json),
+    ]

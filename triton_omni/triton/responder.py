@@ -1,0 +1,202 @@
+"""The thread that owns ``send()`` and ``is_cancelled()`` of every open request of a model instance.
+
+Engines hand events over and never wait for Triton. One owner matters for more than speed: the server dies
+when ``is_cancelled()`` is asked after the final response, and sends of several threads may change places.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+import triton_python_backend_utils as pb_utils
+
+from triton_omni.errors import OmniError, StageError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Encode = Callable[[Sequence[T]], Sequence[Sequence[Any]]]
+"""Events that are ready together -> the tensors of each response."""
+
+
+def has_finish_reason(event: Any) -> bool:
+    """How the events of thinker and talker say that they are the last."""
+    return event.finish_reason is not None
+
+
+def do_nothing() -> None:
+    """For requests that are answered at once."""
+
+
+class ResponseStream(Generic[T]):
+    """The responses of one request on their way out; ends with exactly one FINAL. Made by ``Responder.open``."""
+
+    def __init__(
+        self,
+        responder: Responder,
+        sender: Any,
+        encode: Encode[T],
+        is_last: Callable[[T], bool],
+        on_cancel: Callable[[], None],
+    ) -> None:
+        self._responder = responder
+        self._is_last = is_last
+        self._lock = threading.Lock()
+        self._pending: list[T] = []
+        self._error: OmniError | None = None
+        self._final = False
+        self._queued = False
+        self.sender = sender
+        self.encode = encode
+        self.on_cancel = on_cancel
+        self.ended = False
+        self.poll_at = 0.0
+
+    def sink(self, event: T | OmniError) -> None:
+        """Takes an engine's events: the last one, or an error, ends the request."""
+        if isinstance(event, OmniError):
+            self.fail(event)
+        else:
+            self.send(event, final=self._is_last(event))
+
+    @contextlib.contextmanager
+    def guard(self, stage: str) -> Iterator[None]:
+        """What is raised inside ends the request; an exception that is no OmniError as a StageError of ``stage``."""
+        try:
+            yield
+        except OmniError as error:
+            self.fail(error)
+        except Exception as error:
+            logger.exception("a request of %s failed", stage)
+            self.fail(StageError(stage, f"{type(error).__name__}: {error}"))
+
+    def send(self, *events: T, final: bool = False) -> None:
+        """Queue ``events``; never blocks. What comes after ``final`` or an error is dropped."""
+        with self._lock:
+            if self._final:
+                return
+            self._pending.extend(events)
+            self._final = final
+            self._wake()
+
+    def fail(self, error: OmniError) -> None:
+        """End the request with a Triton error whose text is ``error.to_wire()``."""
+        with self._lock:
+            if self._final:
+                return
+            self._error, self._final = error, True
+            self._wake()
+
+    def take(self) -> tuple[list[T], OmniError | None, bool]:
+        """Everything that waits, for the responder's thread."""
+        with self._lock:
+            pending, self._pending, self._queued = self._pending, [], False
+            return pending, self._error, self._final
+
+    def _wake(self) -> None:
+        if not self._queued:
+            self._queued = True
+            self._responder.wake(self)
+
+
+class Responder:
+    """Starts its thread at once. ``poll_s``: how often each open request is asked whether its caller has left."""
+
+    def __init__(self, name: str, *, poll_s: float) -> None:
+        self._poll_s = poll_s
+        self._ready: queue.SimpleQueue[ResponseStream[Any] | None] = queue.SimpleQueue()
+        self._opened: queue.SimpleQueue[ResponseStream[Any]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"{name}-responder", daemon=True)
+        self._thread.start()
+
+    def open(
+        self,
+        request: Any,
+        encode: Encode[T],
+        *,
+        is_last: Callable[[T], bool] = has_finish_reason,
+        on_cancel: Callable[[], None] = do_nothing,
+    ) -> ResponseStream[T]:
+        """A stream for ``request``. ``on_cancel`` is called once, from the responder's thread, when the caller has left
+        or a response could not be sent; it must not block. After it the stream must still be ended.
+        """
+        stream = ResponseStream(self, request.get_response_sender(), encode, is_last, on_cancel)
+        self._opened.put(stream)
+        return stream
+
+    def wake(self, stream: ResponseStream[Any]) -> None:
+        """``stream`` has something to send."""
+        self._ready.put(stream)
+
+    def close(self) -> None:
+        """Send what was queued before this call, then end the thread."""
+        self._ready.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        # Every stream is polled at the same interval, so the one that waits longest is always in front.
+        polls: collections.deque[ResponseStream[Any]] = collections.deque()
+        while True:
+            wait_s = self._poll_s if not polls else max(0.0, polls[0].poll_at - time.monotonic())
+            try:
+                stream = self._ready.get(timeout=wait_s)
+            except queue.Empty:
+                pass
+            else:
+                if stream is None:
+                    return
+                self._flush(stream)
+            self._adopt(polls)
+            self._poll(polls)
+
+    def _adopt(self, polls: collections.deque[ResponseStream[Any]]) -> None:
+        while not self._opened.empty():
+            stream = self._opened.get()
+            stream.poll_at = time.monotonic() + self._poll_s
+            polls.append(stream)
+
+    def _poll(self, polls: collections.deque[ResponseStream[Any]]) -> None:
+        now = time.monotonic()
+        while polls and (polls[0].ended or polls[0].poll_at <= now):
+            stream = polls.popleft()
+            if stream.ended:
+                continue
+            if stream.sender.is_cancelled():
+                stream.on_cancel()
+            else:
+                stream.poll_at = now + self._poll_s
+                polls.append(stream)
+
+    def _flush(self, stream: ResponseStream[Any]) -> None:
+        events, error, final = stream.take()
+        if stream.ended:
+            return
+        try:
+            responses = [pb_utils.InferenceResponse(output_tensors=list(tensors)) for tensors in stream.encode(events)]
+            if error is not None:
+                responses.append(_error_response(error))
+            self._send(stream, responses, final)
+        except Exception as failure:
+            logger.exception("a response could not be sent")
+            stream.on_cancel()
+            if not stream.ended:
+                self._send(stream, [_error_response(StageError("response", str(failure)))], final=True)
+
+    def _send(self, stream: ResponseStream[Any], responses: Sequence[Any], final: bool) -> None:
+        for response in responses[:-1] if final else responses:
+            stream.sender.send(response)
+        if final:
+            stream.ended = True  # before the call: whatever it raises, nothing may follow
+            last = responses[-1:]
+            stream.sender.send(*last, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+
+def _error_response(error: OmniError) -> Any:
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(error.to_wire()))
