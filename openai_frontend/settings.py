@@ -9,7 +9,8 @@ from pathlib import Path
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
     """``triton_url`` is tritonserver's gRPC address (host:port). ``model_name`` is what clients write in ``model``;
-    empty: the name of the checkpoint's directory. ``stall_timeout_s`` bounds the wait for the next piece of an answer.
+    empty: the name of the checkpoint's directory. ``stall_timeout_s`` bounds the wait for the next piece of an answer;
+    it is longer than omni_bls's own time-out, and only notices a server that has died.
     """
 
     checkpoint: Path
@@ -19,7 +20,7 @@ class Settings:
     model_name: str = ""
     max_body_bytes: int = 64 * 2**20
     max_media_bytes: int = 32 * 2**20
-    stall_timeout_s: float = 120.0
+    stall_timeout_s: float = 660.0
     drain_s: float = 10.0
     log_level: str = "info"
 

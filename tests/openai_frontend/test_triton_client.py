@@ -1,0 +1,176 @@
+"""TritonEngine against a gRPC server that speaks KServe's protocol and answers as told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from openai_frontend.errors import UnavailableError
+from openai_frontend.triton_client import TritonEngine
+from triton_omni.errors import (
+    CapacityError,
+    InvalidRequestError,
+    NotFoundError,
+    RequestTimeoutError,
+    StageError,
+)
+
+pytestmark = pytest.mark.asyncio
+END = {"type": "end", "finish_reason": "stop"}
+
+
+def response(text="", audio=b"", event=None):
+    outputs = [
+        ("TEXT", text.encode(), True),
+        ("AUDIO", audio, False),
+        ("EVENT", json.dumps(event or {}).encode(), True),
+    ]
+    result = service_pb2.ModelInferResponse()
+    for name, data, is_bytes in outputs:
+        result.outputs.add(name=name)
+        result.raw_output_contents.append((len(data).to_bytes(4, "little") if is_bytes else b"") + data)
+    return service_pb2.ModelStreamInferResponse(infer_response=result)
+
+
+class Omni(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """``script``: responses, error messages, a status code to abort with, or an Event to wait for."""
+
+    def __init__(self, *script):
+        self.script = script
+        self.request = None
+        self.ended = asyncio.Event()
+        self.not_ready = ()
+
+    async def ModelStreamInfer(self, requests, context):
+        try:
+            self.request = await anext(requests)
+            for step in self.script:
+                if isinstance(step, asyncio.Event):
+                    await step.wait()
+                elif isinstance(step, grpc.StatusCode):
+                    await context.abort(step, "as told")
+                elif isinstance(step, str):
+                    yield service_pb2.ModelStreamInferResponse(error_message=step)
+                else:
+                    yield step
+        finally:
+            self.ended.set()
+
+    async def ModelReady(self, request, context):
+        return service_pb2.ModelReadyResponse(ready=request.name not in self.not_ready)
+
+
+@contextlib.asynccontextmanager
+async def engine_of(omni, stall_timeout_s=20.0):
+    server = grpc.aio.server()
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(omni, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    engine = TritonEngine(f"127.0.0.1:{port}", stall_timeout_s=stall_timeout_s)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+        await server.stop(None)
+
+
+async def collect(engine):
+    return [piece async for piece in engine.generate({"messages": ["é"]}, [b"a\x00", b"bc"])]
+
+
+async def test_pieces_arrive_and_the_request_was_whole():
+    omni = Omni(response("é", event={"type": "start"}), response(audio=b"\1\0\2\0"), response(event=END))
+    async with engine_of(omni) as engine:
+        pieces = await collect(engine)
+    assert [(p.text, p.audio, p.event) for p in pieces] == [
+        ("é", b"", {"type": "start"}),
+        ("", b"\1\0\2\0", {}),
+        ("", b"", END),
+    ]
+    assert omni.request.model_name == "omni_bls"
+    assert [(tensor.name, tensor.datatype, list(tensor.shape)) for tensor in omni.request.inputs] == [
+        ("REQUEST", "BYTES", [1]),
+        ("MEDIA", "BYTES", [2]),
+    ]
+    text = '{"messages":["é"]}'.encode()
+    media = b"\2\0\0\0a\0" + b"\2\0\0\0bc"
+    assert list(omni.request.raw_input_contents) == [len(text).to_bytes(4, "little") + text, media]
+
+
+@pytest.mark.parametrize(
+    ("step", "kind", "field"),
+    [
+        ("invalid_request [thinker.top_p]: must lie in (0, 1]", InvalidRequestError, "thinker.top_p"),
+        ("in ensemble 'x', not_found [speaker]: nobody", NotFoundError, "speaker"),
+        ("stage_failed [talker]: broken", StageError, "talker"),
+        ("Exceeds maximum queue size", CapacityError, None),
+        ("Request for unknown model: 'omni_bls' is not found", UnavailableError, None),
+        ("something of Triton's own", StageError, "omni_bls"),
+        (grpc.StatusCode.UNAVAILABLE, UnavailableError, None),
+        (grpc.StatusCode.INTERNAL, StageError, "omni_bls"),
+    ],
+)
+async def test_errors_are_ours(step, kind, field):
+    async with engine_of(Omni(response("x"), step)) as engine:
+        with pytest.raises(kind) as caught:
+            await collect(engine)
+    assert caught.value.field == field
+
+
+async def test_an_answer_without_its_end_is_an_error():
+    async with engine_of(Omni(response("x"))) as engine:
+        with pytest.raises(StageError, match="without its end"):
+            await collect(engine)
+
+
+async def test_a_server_that_falls_silent_is_an_error():
+    omni = Omni(response("x"), asyncio.Event())
+    async with engine_of(omni, stall_timeout_s=0.2) as engine:
+        with pytest.raises(RequestTimeoutError):
+            await collect(engine)
+        async with asyncio.timeout(5):
+            await omni.ended.wait()
+
+
+async def test_closing_the_answer_cancels_its_stream_and_no_other():
+    staying, release = Omni(response("x"), asyncio.Event()), asyncio.Event()
+    async with engine_of(staying) as engine, asyncio.timeout(5):
+        left = engine.generate({}, [])
+        await anext(left)
+        staying.script = (response("y"), release, response(event=END))
+        kept = engine.generate({}, [])
+        assert (await anext(kept)).text == "y"
+        await left.aclose()
+        await staying.ended.wait()
+        release.set()
+        assert (await anext(kept)).event == END
+        assert [piece async for piece in kept] == []
+
+
+async def test_cancelling_the_consumer_cancels_the_stream():
+    omni = Omni(response("x"), asyncio.Event())
+    async with engine_of(omni) as engine, asyncio.timeout(5):
+        answer = engine.generate({}, [])
+        await anext(answer)
+        task = asyncio.ensure_future(anext(answer))
+        await asyncio.sleep(0)
+        task.cancel()
+        await omni.ended.wait()
+
+
+async def test_readiness():
+    omni = Omni()
+    async with engine_of(omni) as engine:
+        assert await engine.waiting_for() == []
+        omni.not_ready = ("talker",)
+        assert await engine.waiting_for() == ["talker"]
+    engine = TritonEngine("127.0.0.1:1", stall_timeout_s=1)
+    assert await engine.waiting_for() == ["tritonserver at 127.0.0.1:1"]
+    with pytest.raises(UnavailableError):
+        await collect(engine)
+    await engine.close()
