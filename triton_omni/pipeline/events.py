@@ -25,7 +25,7 @@ class OmniEvent:
     """
 
     text: str = ""
-    audio: Int16 = NO_SAMPLES
+    audio: Int16 = dataclasses.field(default_factory=lambda: NO_SAMPLES)
     info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
