@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.pipeline.support import HELLO, LIMIT_S, House, is_terminal
+from triton_omni.errors import InvalidRequestError, StageError
+from triton_omni.pipeline.null import NullTalkerConfig, NullThinkerConfig
+from triton_omni.pipeline.stages import TalkerStart
+
+Make = Callable[..., House]
+
+
+def test_text_and_speech_of_one_request(house: Make) -> None:
+    omni = house()
+    caller = omni.submit().wait()
+    start, end = caller.deltas[0].info, caller.info
+    assert start["type"] == "start"
+    assert start["usage"] == {"prompt_tokens": 32}
+    assert [e.info for e in caller.deltas[1:-1]] == [{}] * (len(caller.events) - 2)
+    assert caller.text == "".join(f"w{i} " for i in range(40))
+    assert end["type"] == "end"
+    assert end["finish_reason"] == "stop"
+    assert end["usage"] == {
+        "prompt_tokens": 32,
+        "completion_tokens": 40 + 149,
+        "text_tokens": 40,
+        "audio_frames": 149,
+        "audio_samples": 149 * 1920 - 555,
+    }
+    assert caller.audio.size == 149 * 1920 - 555
+    assert 0 < end["timings_ms"]["first_text"] <= end["timings_ms"]["first_audio"] <= end["timings_ms"]["total"]
+    assert sum(is_terminal(e) for e in caller.events) == 1
+    assert omni.is_empty()
+
+
+def test_audio_is_one_unbroken_tone_whatever_the_chunks(house: Make) -> None:
+    omni = house()
+    plain = omni.submit().wait().audio
+    for chunk_frames in ([1], [25], [7, 3]):
+        assert np.array_equal(omni.submit(chunk_frames=chunk_frames).wait().audio, plain)
+
+
+def test_chunks_follow_the_plan_and_the_last_carries_end(house: Make) -> None:
+    omni = house()
+    omni.submit().wait()
+    chunks = [call[1] for call in omni.code2wav.calls]
+    assert [c.codes.shape[0] for c in chunks] == [4, 8, 16, 25, 25, 25, 25, 21]
+    assert [c.start for c in chunks] == [True] + [False] * 7
+    assert [c.end for c in chunks] == [False] * 7 + [True]
+
+
+def test_first_audio_comes_before_the_thinker_has_finished(house: Make) -> None:
+    omni = house(NullThinkerConfig(token_ms=5, prefill_ms=1, answer_tokens=60))
+    events = omni.submit().wait().deltas
+    first_audio = next(i for i, e in enumerate(events) if e.audio.size)
+    last_text = max(i for i, e in enumerate(events) if e.text)
+    assert first_audio < last_text
+    texts_before = sum(bool(e.text) for e in events[:first_audio])
+    assert texts_before < 30  # 4 frames need 4 ids
+
+
+def test_text_only_never_touches_talker_or_code2wav(house: Make) -> None:
+    omni = house()
+    caller = omni.submit(modalities=["text"]).wait()
+    assert caller.info["usage"]["text_tokens"] == 40
+    assert caller.info["timings_ms"]["first_audio"] is None
+    assert caller.audio.size == 0
+    assert not omni.talker.calls + omni.code2wav.calls
+
+
+def test_transcript_streams_with_audio_alone(house: Make) -> None:
+    caller = house().submit(modalities=["audio"]).wait()
+    assert caller.text.startswith("w0 w1 ")
+    assert caller.audio.size
+
+
+@pytest.mark.parametrize("frames_per_token", [1.0, 3.0, 5.0])
+def test_one_word_answers_are_flushed(house: Make, frames_per_token: float) -> None:
+    omni = house(NullThinkerConfig(answer_tokens=1), NullTalkerConfig(frame_ms=0.2, frames_per_token=frames_per_token))
+    caller = omni.submit().wait()
+    assert caller.audio.size == round(frames_per_token) * 1920 - 555
+    [start] = omni.talker.named("start")
+    assert start[2].text_finished
+    assert start[2].token_ids.tolist() == [1000]
+    assert not omni.talker.named("append")
+
+
+def test_empty_answer_gives_no_audio_and_stops(house: Make) -> None:
+    omni = house(NullThinkerConfig(answer_tokens=0))
+    caller = omni.submit(media=(b"image",)).wait()
+    assert caller.info["finish_reason"] == "stop"
+    assert caller.info["usage"]["completion_tokens"] == 0
+    assert not omni.talker.calls + omni.code2wav.calls
+    omni.wait_empty(LIMIT_S)  # its rows too
+
+
+def test_every_id_reaches_the_talker_once_and_in_order(house: Make) -> None:
+    omni = house(NullThinkerConfig(answer_tokens=101))
+    omni.submit().wait()
+    start: TalkerStart = omni.talker.named("start")[0][2]
+    pieces = [(start.token_ids, start.text_finished)] + [call[2:4] for call in omni.talker.named("append")]
+    assert np.concatenate([ids for ids, _ in pieces]).tolist() == list(range(1000, 1101))
+    assert [finished for _, finished in pieces] == [False] * (len(pieces) - 1) + [True]
+    [end] = omni.talker.named("end")
+    assert end == ("end", omni.talker.calls[0][1], False)
+
+
+def test_message_budget(house: Make) -> None:
+    omni = house(NullThinkerConfig(token_ms=4, prefill_ms=1))
+    caller = omni.submit().wait()
+    messages = omni.thinker.messages + omni.talker.messages + omni.code2wav.messages + len(caller.events)
+    assert caller.info["usage"]["audio_frames"] == 149
+    assert messages <= 160
+
+
+def test_thinker_length_and_talker_length_are_length(house: Make) -> None:
+    omni = house()
+    cut_text = omni.submit(thinker={"max_tokens": 5}).wait()
+    assert cut_text.info["finish_reason"] == "length"
+    assert cut_text.info["usage"]["text_tokens"] == 5
+    assert cut_text.info["usage"]["audio_frames"] == round(5 * 3.72)
+    cut_speech = omni.submit(talker={"max_frames": 10}).wait()
+    assert cut_speech.info["finish_reason"] == "length"
+    assert cut_speech.info["usage"]["audio_frames"] == 10
+    assert cut_speech.info["usage"]["text_tokens"] == 40  # the text goes on
+
+
+def test_rows_are_fetched_for_media_with_speech_only(house: Make) -> None:
+    omni = house()
+    omni.submit().wait()
+    omni.submit(modalities=["text"], media=(b"image",)).wait()
+    assert not omni.thinker.named("rows")
+    omni.submit(media=(b"image",)).wait()
+    assert len(omni.thinker.named("rows")) == 1
+    first, second = (call[2] for call in omni.talker.named("start"))
+    assert first.prompt_rows is None
+    assert second.prompt_rows.positions.shape == (3, 32)
+    assert [call[1].want_rows for call in omni.thinker.named("generate")] == [False, False, True]
+
+
+def test_without_async_chunk_each_stage_waits_for_the_whole(house: Make) -> None:
+    omni = house()
+    caller = omni.submit(async_chunk=False).wait()
+    [start] = omni.talker.named("start")
+    assert start[2].text_finished
+    assert start[2].token_ids.size == 40
+    [decode] = omni.code2wav.calls
+    assert decode[1].codes.shape == (149, 16)
+    assert decode[1].start
+    assert decode[1].end
+    assert [bool(e.audio.size) for e in caller.deltas].count(True) == 1
+    assert np.array_equal(caller.audio, omni.submit().wait().audio)
+    assert omni.submit(async_chunk=False, thinker={"max_tokens": 1}).wait().audio.size == 4 * 1920 - 555
+
+
+def test_64_requests_at_once_and_more_waiting(house: Make) -> None:
+    omni = house(NullThinkerConfig(token_ms=4, prefill_ms=2), NullTalkerConfig(frame_ms=1, max_sessions=32))
+    callers = [omni.submit(chunk_frames=[4, 8, 16, 25 + i % 7]) for i in range(80)]
+    assert omni.pipeline.stats()["running"] == 64
+    assert omni.pipeline.stats()["waiting"] == 16
+    expected = callers[0].wait(60).audio
+    for caller in callers:
+        assert np.array_equal(caller.wait(60).audio, expected)
+        assert caller.text == callers[0].text
+    omni.wait_empty(LIMIT_S)
+    assert omni.pipeline.stats()["finished"] == 80
+
+
+STAGE_CALLS = [
+    ("thinker", "generate"),
+    ("thinker", "rows"),
+    ("talker", "start"),
+    ("talker", "append"),
+    ("code2wav", "decode"),
+]
+
+
+@pytest.mark.parametrize(("stage", "call"), STAGE_CALLS)
+@pytest.mark.parametrize("error", [RuntimeError("broken pipe"), InvalidRequestError("messages[0]", "is no image")])
+def test_a_failing_stage_ends_the_request_and_frees_the_others(
+    house: Make, stage: str, call: str, error: Exception
+) -> None:
+    omni = house(NullThinkerConfig(token_ms=2, prefill_ms=1, answer_tokens=200))
+
+    def fail(name: str) -> None:
+        if name == call and (name != "decode" or len(omni.code2wav.calls) == 2):
+            raise error
+
+    getattr(omni, stage).before = fail
+    caller = omni.submit(media=(b"image",)).wait()
+    if isinstance(error, InvalidRequestError):
+        assert caller.error is error
+    else:
+        assert isinstance(caller.error, StageError)
+        assert caller.error.field == stage
+        assert "broken pipe" in caller.error.message
+    assert sum(is_terminal(e) for e in caller.events) == 1
+    getattr(omni, stage).before = lambda name: None
+    omni.wait_empty(LIMIT_S)
+    ended = omni.talker.named("end")
+    assert len(ended) == len(omni.talker.named("start"))
+    assert all(end[2] for end in ended)  # cancel=True
+    assert omni.submit().wait().info["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("engine", [0, 1, 2])
+def test_an_engine_that_dies_under_a_request(house: Make, engine: int) -> None:
+    omni = house(NullThinkerConfig(token_ms=5, prefill_ms=1, answer_tokens=200))
+    caller = omni.submit().wait_for(lambda c: c.audio.size > 0)
+    omni.engines[engine].close()
+    assert isinstance(caller.wait().error, StageError)
+    omni.wait_empty(LIMIT_S)
+
+
+def test_a_caller_that_fails_to_take_events_counts_as_gone(house: Make) -> None:
+    omni = house()
+    taken = []
+
+    def emit(event: Any) -> None:
+        taken.append(event)
+        raise OSError("closed")
+
+    omni.pipeline.submit(omni.parser.check({"messages": HELLO, "modalities": ["audio"]}), emit)
+    omni.wait_empty(LIMIT_S)
+    assert len(taken) == 2  # the first event, and the terminal one
+    assert omni.pipeline.stats()["cancelled"] == 1
+
+
+def test_stream_gives_events_and_leaving_it_cancels(house: Make) -> None:
+    omni = house(NullThinkerConfig(token_ms=5, prefill_ms=1, answer_tokens=100))
+    request = omni.parser.check({"messages": HELLO, "modalities": ["audio"]})
+    assert list(omni.pipeline.stream(request))[-1].is_end
+    for event in omni.pipeline.stream(request):
+        if event.audio.size:
+            break
+    omni.wait_empty(LIMIT_S)
+    assert omni.pipeline.stats()["cancelled"] == 1
+
+
+def test_a_finished_request_leaves_nothing_in_memory(house: Make) -> None:
+    omni = house()
+    omni.thinker.calls = omni.talker.calls = omni.code2wav.calls = _Forgetful()
+    seen = []
+    for media in ((), (b"image",), ()):
+        caller = omni.submit(media=media).wait()
+        seen.append(weakref.ref(caller))
+        del caller
+    omni.submit().wait()  # every thread has had something else to do
+    omni.wait_empty(5)
+    gc.collect()
+    assert [ref() for ref in seen] == [None] * 3
+
+
+class _Forgetful(list[Any]):
+    def append(self, item: Any) -> None:
+        pass
