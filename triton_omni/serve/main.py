@@ -24,7 +24,7 @@ from pathlib import Path
 
 from triton_omni.errors import ConfigError
 from triton_omni.model_config import ModelConfig
-from triton_omni.serve.examples import chat_request, curl_example, python_example
+from triton_omni.serve.examples import curl_example, python_example, short_request
 from triton_omni.serve.frontend import FrontendProcess, tail
 from triton_omni.serve.processes import Watched, check_ports_free, child_pids, model_stubs, wait_first_exit
 from triton_omni.serve.signals import StopRequested, StopSignals
@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_CHECKPOINT = ROOT / "checkpoints" / "demo"
-WARM_UP_TOKENS = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -182,7 +181,7 @@ def _warm_up(url: str, voice: str | None, log_path: Path, timeout_s: float) -> s
     try:
         with urllib.request.urlopen(f"{url}/v1/models", timeout=timeout_s) as response:
             model = str(json.load(response)["data"][0]["id"])
-        body = json.dumps(chat_request(model, voice, max_tokens=WARM_UP_TOKENS)).encode()
+        body = json.dumps(short_request(model, voice)).encode()
         request = urllib.request.Request(f"{url}/v1/chat/completions", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
             response.read()
