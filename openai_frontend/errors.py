@@ -96,7 +96,15 @@ def validation_error(problems: Sequence[Any], body: Any) -> InvalidRequestError:
         return InvalidRequestError(field, f"{field}: {message}")
     if not field:
         return InvalidRequestError("body", "the body must be a JSON object, sent with content-type: application/json")
-    return InvalidRequestError(field, f"{field}: {problem['msg']}")
+    return InvalidRequestError(field, f"{field}: {_told(kind, problem)}")
+
+
+def _told(kind: str, problem: Any) -> str:
+    """pydantic's message in our words, with the value where it is short enough to help."""
+    message = "must be an object" if kind == "model_attributes_type" else problem["msg"]
+    value = problem.get("input")
+    got = f", got {value!r:.64}" if isinstance(value, (str, int, float)) else ""
+    return f"{message.replace('Input should be', 'must be')}{got}"
 
 
 def _field(place: Sequence[str | int], body: Any, *, keep_last: bool) -> str:
