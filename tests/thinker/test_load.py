@@ -1,0 +1,65 @@
+"""A checkpoint whose thinker does not fit is named at load, tensor by tensor."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from triton_omni.errors import CheckpointError
+from triton_omni.model_config import ModelConfig
+from triton_omni.thinker.config import ThinkerConfig
+from triton_omni.thinker.factory import load_thinker
+from triton_omni.thinker.transformers_model import TransformersModel
+
+
+@pytest.fixture
+def copy(checkpoint: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(checkpoint, tmp_path / "checkpoint"))
+
+
+def tensors(copy: Path) -> tuple[Path, dict[str, torch.Tensor]]:
+    """The file that holds the thinker's lm_head, and its tensors."""
+    for file in copy.glob("*.safetensors"):
+        held = load_file(file)
+        if "thinker.lm_head.weight" in held:
+            return file, held
+    raise AssertionError("no thinker.lm_head.weight")
+
+
+@pytest.mark.parametrize("fault", ["missing", "missing expert", "extra", "shape"])
+def test_tensors_that_do_not_fit_are_named(copy: Path, fault: str) -> None:
+    file, held = tensors(copy)
+    name = "thinker.lm_head.weight"
+    if fault == "missing":
+        del held[name]
+    elif fault == "missing expert":
+        name = "mlp.experts.1.up_proj.weight"
+        del held[f"thinker.model.layers.0.{name}"]
+    elif fault == "extra":
+        name = "thinker.model.layers.0.bogus.weight"
+        held[name] = torch.zeros(3)
+    else:
+        held[name] = held[name][:, :-1].contiguous()
+    save_file(held, file, {"format": "pt"})
+    index = copy / "model.safetensors.index.json"
+    index.unlink(missing_ok=True)
+    with pytest.raises(CheckpointError, match=re.escape(name)):
+        load_thinker(ModelConfig.load(copy), ThinkerConfig(device="cpu"))
+
+
+def test_the_processor_must_be_there(copy: Path) -> None:
+    for file in [*copy.glob("*processor*"), *copy.glob("tokenizer*")]:
+        file.unlink()
+    with pytest.raises(CheckpointError, match="processor"):
+        load_thinker(ModelConfig.load(copy), ThinkerConfig(device="cpu"))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_other_dtypes(checkpoint: Path, dtype: str) -> None:
+    model = TransformersModel(ModelConfig.load(checkpoint), ThinkerConfig(device="cpu", dtype=dtype))
+    assert {str(p.dtype) for p in model._model.parameters()} == {f"torch.{dtype}"}

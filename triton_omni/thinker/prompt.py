@@ -1,0 +1,179 @@
+"""Chat messages and media files to the model's prompt, by the checkpoint's own processor.
+
+Two steps, because engines differ in what they take: ``render`` gives text and decoded media, ``encode`` ids and
+features. Both are CPU work of up to seconds and belong in a worker thread; any number of threads may call them.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import torch
+from PIL import Image
+from transformers import AutoProcessor
+
+from triton_omni.errors import CheckpointError, ConfigError, InvalidRequestError
+from triton_omni.pipeline.stages import Int32, ThinkerRequest
+from triton_omni.thinker import media
+from triton_omni.thinker.config import ThinkerConfig
+
+ROLES = ("system", "user", "assistant")
+MEDIA_TYPES = ("audio", "image", "video")
+
+
+@dataclasses.dataclass(slots=True)
+class RenderedPrompt:
+    """``text``: one placeholder per medium; the media in the order of the prompt. ``audio_of_video``, for
+    ``use_audio_in_video`` only: for each audio the video it is the track of, or None where it stands alone.
+    """
+
+    text: str = ""
+    audio: list[media.Waveform] = dataclasses.field(default_factory=list)
+    images: list[Image.Image] = dataclasses.field(default_factory=list)
+    videos: list[media.Frames] = dataclasses.field(default_factory=list)
+    audio_of_video: list[int | None] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """``token_ids`` int32 [P], media placeholders expanded; ``features``: the processor's tensors for the towers."""
+
+    token_ids: Int32
+    features: Mapping[str, torch.Tensor]
+    use_audio_in_video: bool
+
+    @property
+    def has_media(self) -> bool:
+        return bool(self.features)
+
+
+class PromptBuilder:
+    """The checkpoint's processor and chat template. Raises CheckpointError when the checkpoint lacks them."""
+
+    def __init__(self, path: Path, config: ThinkerConfig, position_ids_per_second: float) -> None:
+        try:
+            self._processor = AutoProcessor.from_pretrained(path, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path}: the processor cannot be loaded: {error}") from error
+        if not self._processor.chat_template:
+            raise CheckpointError(f"{path}: the processor has no chat template")
+        self.tokenizer = self._processor.tokenizer
+        self._config = config
+        self._local = threading.local()
+        self._rate_hz = int(self._processor.feature_extractor.sampling_rate)
+        # The spectrogram's centred windows are padded by reflection, which needs more samples than half a window.
+        self._min_samples = self._processor.feature_extractor.n_fft // 2 + 1
+        names = ("image_token", "audio_token", "video_token", "vision_bos_token", "audio_bos_token")
+        self._media_tokens = [getattr(self._processor, name) for name in names]
+        step = position_ids_per_second * self._processor.video_processor.temporal_patch_size / config.video_fps
+        if step != int(step):
+            raise ConfigError(
+                f"must give whole positions per pair of frames, as 1 or 2 do; {config.video_fps:g} gives {step:g}",
+                field="video_fps",
+            )
+
+    def build(self, request: ThinkerRequest) -> EncodedPrompt:
+        """``render``, then ``encode``."""
+        return self.encode(self.render(request))
+
+    def render(self, request: ThinkerRequest) -> RenderedPrompt:
+        """Raises InvalidRequestError naming ``messages[i]…`` when messages or media are not as they should be."""
+        prompt = RenderedPrompt(audio_of_video=[] if request.use_audio_in_video else None)
+        if not request.messages:
+            raise InvalidRequestError("messages", "must hold at least one message")
+        messages = [self._message(request, i, m, prompt) for i, m in enumerate(request.messages)]
+        if not prompt.videos:
+            prompt.audio_of_video = None
+        try:
+            prompt.text = self._own_processor().apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+        except jinja2.TemplateError as error:
+            raise InvalidRequestError("messages", f"are refused by the model's chat template: {error}") from None
+        return prompt
+
+    def encode(self, prompt: RenderedPrompt) -> EncodedPrompt:
+        """Raises InvalidRequestError when the processor refuses a medium (an image far too narrow, say)."""
+        audio_in_video = prompt.audio_of_video is not None
+        media_inputs: dict[str, Any] = {}
+        if prompt.audio:
+            media_inputs["audio"] = prompt.audio
+        if prompt.images:
+            media_inputs["images"] = prompt.images
+        if prompt.videos:
+            media_inputs |= {"videos": prompt.videos, "fps": self._config.video_fps, "do_sample_frames": False}
+        if audio_in_video:
+            media_inputs |= {"load_audio_from_video": True, "audio_from_video_indices": prompt.audio_of_video}
+        try:
+            inputs = self._own_processor()(text=[prompt.text], return_tensors="pt", **media_inputs)
+        except ValueError as error:
+            raise InvalidRequestError("messages", f"are refused by the model's processor: {error}") from None
+        token_ids = inputs.pop("input_ids")[0].numpy().astype(np.int32)
+        inputs.pop("attention_mask", None)
+        return EncodedPrompt(token_ids, dict(inputs), audio_in_video)
+
+    def _own_processor(self) -> Any:
+        # Encoding sets padding and truncation on the tokenizer, which fails while another thread uses it.
+        if not hasattr(self._local, "processor"):
+            self._local.processor = copy.deepcopy(self._processor)
+        return self._local.processor
+
+    def _message(
+        self, request: ThinkerRequest, index: int, message: Mapping[str, Any], prompt: RenderedPrompt
+    ) -> dict[str, Any]:
+        where = f"messages[{index}]"
+        if not isinstance(message, Mapping):
+            raise InvalidRequestError(where, f"must be an object with role and content, got {message!r}")
+        role, content = message.get("role"), message.get("content")
+        if role not in ROLES:
+            raise InvalidRequestError(f"{where}.role", f"must be one of {', '.join(ROLES)}; got {role!r}")
+        if isinstance(content, str):
+            return {"role": role, "content": self._plain(content, f"{where}.content")}
+        if not isinstance(content, Sequence):
+            raise InvalidRequestError(f"{where}.content", f"must be a string or a list of parts, got {content!r}")
+        parts = [self._part(request, f"{where}.content[{j}]", part, prompt) for j, part in enumerate(content)]
+        return {"role": role, "content": parts}
+
+    def _part(
+        self, request: ThinkerRequest, where: str, part: Mapping[str, Any], prompt: RenderedPrompt
+    ) -> dict[str, str]:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "text":
+            if not isinstance(part.get("text"), str):
+                raise InvalidRequestError(f"{where}.text", f"must be a string, got {part.get('text')!r}")
+            return {"type": "text", "text": self._plain(part["text"], f"{where}.text")}
+        if kind not in MEDIA_TYPES:
+            raise InvalidRequestError(where, f"must have a type of text, {', '.join(MEDIA_TYPES)}; got {part!r}")
+        index = part.get("media")
+        if type(index) is not int or not 0 <= index < len(request.media):
+            have = f"an index below {len(request.media)}" if request.media else "an index, but no media were sent"
+            raise InvalidRequestError(f"{where}.media", f"must be {have}; got {index!r}")
+        self._decode(kind, request.media[index], where, prompt)
+        return {"type": kind}
+
+    def _plain(self, text: str, where: str) -> str:
+        for token in self._media_tokens:
+            if token in text:
+                raise InvalidRequestError(where, f"must not hold {token!r}, which stands for media in the prompt")
+        return text
+
+    def _decode(self, kind: str, data: bytes, where: str, prompt: RenderedPrompt) -> None:
+        audio_limits = {"rate_hz": self._rate_hz, "min_samples": self._min_samples}
+        if kind == "image":
+            prompt.images.append(media.decode_image(data, where, self._config))
+        elif kind == "audio":
+            prompt.audio.append(media.decode_audio(data, where, self._config, **audio_limits))
+            if prompt.audio_of_video is not None:
+                prompt.audio_of_video.append(None)
+        else:
+            if prompt.audio_of_video is not None:
+                prompt.audio.append(media.decode_video_audio(data, where, self._config, **audio_limits))
+                prompt.audio_of_video.append(len(prompt.videos))
+            prompt.videos.append(media.decode_video(data, where, self._config))
