@@ -43,7 +43,7 @@ _RETRY_AFTER_S = {429: "1", 503: "5"}
 
 
 def describe(error: Exception) -> tuple[int, dict[str, Any]]:
-    """HTTP status and body. What is not an OmniError is logged and told without its inside."""
+    """HTTP status and body. The server's own failures are logged; what is no OmniError is told without its inside."""
     if not isinstance(error, OmniError):
         logger.error("unexpected error", exc_info=error)
         return 500, _body("internal error; the server's log says more", "server_error", None, "internal_error")
@@ -52,6 +52,7 @@ def describe(error: Exception) -> tuple[int, dict[str, Any]]:
             if kind is NotFoundError and error.field == "model":
                 code = "model_not_found"
             return status, _body(error.message, type_, error.field, code)
+    logger.warning("a request failed: %s", error.to_wire())
     return 500, _body(error.to_wire(), "server_error", None, error.code)
 
 
