@@ -23,6 +23,7 @@ from triton_omni.pipeline.null import (
 )
 from triton_omni.pipeline.pipeline import OmniPipeline, PipelineConfig
 from triton_omni.pipeline.request import RequestParser
+from triton_omni.pipeline.stages import TalkerStage
 
 MODEL = ModelConfig(
     path=Path("checkpoint"),
@@ -123,6 +124,7 @@ class House:
         thinker: NullThinkerConfig | None = None,
         talker: NullTalkerConfig | None = None,
         pipeline: PipelineConfig | None = None,
+        talker_stage: TalkerStage | None = None,
     ) -> None:
         self.engines = (
             NullThinker(thinker or NullThinkerConfig(token_ms=1, prefill_ms=1)),
@@ -130,7 +132,7 @@ class House:
             NullCode2Wav(),
         )
         self.thinker = Counted(LocalThinker(self.engines[0]))
-        self.talker = Counted(LocalTalker(self.engines[1]))
+        self.talker = Counted(talker_stage or LocalTalker(self.engines[1]))
         self.code2wav = Counted(LocalCode2Wav(self.engines[2]))
         self.pipeline = OmniPipeline(self.thinker, self.talker, self.code2wav, pipeline)
         self.parser = RequestParser(MODEL)

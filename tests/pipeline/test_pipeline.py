@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 from tests.pipeline.support import HELLO, LIMIT_S, House, is_terminal
 from triton_omni.errors import InvalidRequestError, StageError
 from triton_omni.pipeline.null import NullTalkerConfig, NullThinkerConfig
-from triton_omni.pipeline.stages import TalkerStart
+from triton_omni.pipeline.stages import CodesEvent, FinishReason, Int32, TalkerStart
 
 Make = Callable[..., House]
 
@@ -98,6 +98,51 @@ def test_empty_answer_gives_no_audio_and_stops(house: Make) -> None:
     assert caller.info["usage"]["completion_tokens"] == 0
     assert not omni.talker.calls + omni.code2wav.calls
     omni.wait_empty(LIMIT_S)  # its rows too
+
+
+class ScriptedTalker:
+    """A talker that says these chunk sizes, whatever it hears; the last one ends its speech."""
+
+    def __init__(self, *frames: int, reason: FinishReason = "stop") -> None:
+        self.events = [CodesEvent(np.zeros((n, 16), np.int32)) for n in frames[:-1]]
+        self.events.append(CodesEvent(np.zeros((frames[-1], 16), np.int32), reason))
+
+    def start(self, session_id: str, start: TalkerStart) -> Iterator[CodesEvent]:
+        return iter(self.events)
+
+    def append(self, session_id: str, token_ids: Int32, text_finished: bool) -> None:
+        pass
+
+    def end(self, session_id: str, *, cancel: bool) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("frames", "calls"),
+    [
+        ((0, 4, 3), [(4, True, False), (3, False, True)]),  # an acknowledgement without frames comes first
+        ((4, 8, 0), [(4, True, False), (8, False, False), (0, False, True)]),  # EOS right at a border
+        ((0, 2), [(2, True, True)]),
+        ((0, 0), []),  # EOS as the first code
+    ],
+)
+@pytest.mark.parametrize("async_chunk", [True, False])
+def test_ends_without_frames(
+    house: Make, frames: tuple[int, ...], calls: list[tuple[int, bool, bool]], async_chunk: bool
+) -> None:
+    omni = house(talker_stage=ScriptedTalker(*frames))
+    caller = omni.submit(async_chunk=async_chunk).wait()
+    got = [(len(call[1].codes), call[1].start, call[1].end) for call in omni.code2wav.calls]
+    assert got == (calls if async_chunk or not calls else [(sum(frames), True, True)])
+    assert caller.info["finish_reason"] == "stop"
+    assert caller.audio.size == max(0, sum(frames) * 1920 - 555)
+
+
+def test_a_stage_that_stops_without_a_finish_reason_is_an_error(house: Make) -> None:
+    talker = ScriptedTalker(0, 4, reason="cancelled")
+    caller = house(talker_stage=talker).submit().wait()
+    assert isinstance(caller.error, StageError)
+    assert caller.error.field == "talker"
 
 
 def test_every_id_reaches_the_talker_once_and_in_order(house: Make) -> None:
