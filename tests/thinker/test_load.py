@@ -10,10 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.thinker.support import Media, request
 from triton_omni.errors import CheckpointError
 from triton_omni.model_config import ModelConfig
 from triton_omni.thinker.config import ThinkerConfig
 from triton_omni.thinker.factory import load_thinker
+from triton_omni.thinker.prompt import PromptBuilder
 from triton_omni.thinker.transformers_model import TransformersModel
 
 
@@ -60,6 +62,20 @@ def test_the_processor_must_be_there(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_other_dtypes(checkpoint: Path, dtype: str) -> None:
-    model = TransformersModel(ModelConfig.load(checkpoint), ThinkerConfig(device="cpu", dtype=dtype))
+def test_other_dtypes(checkpoint: Path, media: Media, dtype: str) -> None:
+    model_config, config = ModelConfig.load(checkpoint), ThinkerConfig(device="cpu", dtype=dtype)
+    model = TransformersModel(model_config, config)
     assert {str(p.dtype) for p in model._model.parameters()} == {f"torch.{dtype}"}
+    content = [{"type": kind, "media": i} for i, kind in enumerate(("audio", "image", "video"))]
+    what = request(content, media=(media.audio, media.image, media.video))
+    placed = model.place(PromptBuilder(model_config, config).build(what))
+    with torch.inference_mode():
+        logits, state, rows = model.prefill(placed, want_rows=True)
+        assert torch.isfinite(logits).all()
+        assert torch.isfinite(model.decode(int(logits.argmax()), state)).all()
+    assert rows is not None and rows.dtype == dtype
+    hidden = model_config.thinker["text_config"]["hidden_size"]
+    assert (
+        rows.rows.size
+        == torch.isin(torch.from_numpy(placed.encoded.token_ids).long(), model._media_ids).sum() * hidden * 2
+    )

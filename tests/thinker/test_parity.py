@@ -38,6 +38,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "audio and image": [user(AUDIO, SAY, IMAGE)],
     "image, then audio": [SYSTEM, user(IMAGE, AUDIO)],
     "video": [user(VIDEO, SAY)],
+    "two of each": [user(IMAGE, AUDIO, AUDIO, IMAGE), {"role": "assistant", "content": ""}, user(SAY)],
     "all in two turns": [SYSTEM, user(IMAGE, SAY), {"role": "assistant", "content": "A square."}, user(VIDEO, AUDIO)],
 }
 

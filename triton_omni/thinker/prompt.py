@@ -10,7 +10,6 @@ import copy
 import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -20,6 +19,7 @@ from PIL import Image
 from transformers import AutoProcessor
 
 from triton_omni.errors import CheckpointError, ConfigError, InvalidRequestError
+from triton_omni.model_config import ModelConfig
 from triton_omni.pipeline.stages import Int32, ThinkerRequest
 from triton_omni.thinker import media
 from triton_omni.thinker.config import ThinkerConfig
@@ -57,7 +57,8 @@ class EncodedPrompt:
 class PromptBuilder:
     """The checkpoint's processor and chat template. Raises CheckpointError when the checkpoint lacks them."""
 
-    def __init__(self, path: Path, config: ThinkerConfig, position_ids_per_second: float) -> None:
+    def __init__(self, model_config: ModelConfig, config: ThinkerConfig) -> None:
+        path, thinker = model_config.path, model_config.thinker
         try:
             self._processor = AutoProcessor.from_pretrained(path, local_files_only=True)
         except (OSError, ValueError) as error:
@@ -72,7 +73,14 @@ class PromptBuilder:
         self._min_samples = self._processor.feature_extractor.n_fft // 2 + 1
         names = ("image_token", "audio_token", "video_token", "vision_bos_token", "audio_bos_token")
         self._media_tokens = [getattr(self._processor, name) for name in names]
-        step = position_ids_per_second * self._processor.video_processor.temporal_patch_size / config.video_fps
+        # What the processor must count as the model does; it would otherwise take the published model's values.
+        self._model_facts = {
+            "position_id_per_seconds": thinker["position_id_per_seconds"],
+            "n_window": thinker["audio_config"]["n_window"],
+        }
+        step = (
+            thinker["position_id_per_seconds"] * self._processor.video_processor.temporal_patch_size / config.video_fps
+        )
         if step != int(step):
             raise ConfigError(
                 f"must give whole positions per pair of frames, as 1 or 2 do; {config.video_fps:g} gives {step:g}",
@@ -112,7 +120,7 @@ class PromptBuilder:
         if audio_in_video:
             media_inputs |= {"load_audio_from_video": True, "audio_from_video_indices": prompt.audio_of_video}
         try:
-            inputs = self._own_processor()(text=[prompt.text], return_tensors="pt", **media_inputs)
+            inputs = self._own_processor()(text=[prompt.text], return_tensors="pt", **self._model_facts, **media_inputs)
         except ValueError as error:
             raise InvalidRequestError("messages", f"are refused by the model's processor: {error}") from None
         token_ids = inputs.pop("input_ids")[0].numpy().astype(np.int32)

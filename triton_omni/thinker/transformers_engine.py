@@ -54,9 +54,7 @@ class TransformersThinker:
         self._eos_ids = eos_token_ids(model_config)
         self._vocab_size = int(model_config.thinker["text_config"]["vocab_size"])
         self._default_max_tokens: int | None = model_config.generation.get("thinker_max_new_tokens")
-        self._prompts = PromptBuilder(
-            model_config.path, config, float(model_config.thinker.get("position_id_per_seconds", 25))
-        )
+        self._prompts = PromptBuilder(model_config, config)
         self._special_ids = frozenset(self._prompts.tokenizer.all_special_ids)
         self._model = TransformersModel(model_config, config)
         self._changed = threading.Condition()  # guards what follows
@@ -71,7 +69,9 @@ class TransformersThinker:
         self._thread.start()
 
     def submit(self, request: ThinkerRequest, sink: ThinkerSink) -> None:
-        """Start a request. What is wrong with it reaches the sink as an OmniError."""
+        """Start a request. What is wrong with it reaches the sink as an OmniError (a refusal, for want of room or
+        because the id is taken, before this returns).
+        """
         sequence = Sequence(request, sink)
         with self._changed:
             refusal = self._refusal(request)
