@@ -58,12 +58,18 @@ def sample_layer0(logits: Tensor, rows: RowSampling, eos: int) -> Tensor:
 
 def sample_residual(logits: Tensor, rows: RowSampling, group: int) -> Tensor:
     """Codes int64 [B] of a residual ``group`` from the predictor's ``logits`` [B, codebook]: greedy where the row's
-    temperature is 0, else top-k 50, top-p 0.8, temperature 1.
+    temperature is 0, else drawn from ``residual_scores``.
     """
-    scores, codes = logits.float().topk(min(PREDICTOR_TOP_K, logits.shape[-1]), dim=-1)  # descending
-    scores = scores.masked_fill(_outside_nucleus(scores.flip(-1), PREDICTOR_TOP_P).flip(-1), _NEVER)
+    scores, codes = residual_scores(logits)
     drawn = (scores + gumbel(rows.seed, rows.frame, group, codes)).argmax(dim=-1, keepdim=True)
     return torch.where(rows.temperature > 0, codes.gather(-1, drawn)[:, 0], logits.argmax(dim=-1))
+
+
+def residual_scores(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The best codes and their float32 scores, [B, top-k] each, descending; -inf outside the nucleus."""
+    scores, codes = logits.float().topk(min(PREDICTOR_TOP_K, logits.shape[-1]), dim=-1)
+    outside = _outside_nucleus(scores.flip(-1), PREDICTOR_TOP_P).flip(-1)
+    return scores.masked_fill(outside, _NEVER), codes
 
 
 def allowed_scores(logits: Tensor, rows: RowSampling, eos: int) -> Tensor:
