@@ -202,7 +202,7 @@ def _announce(options: Options, model: str, voice: str | None, *, demo: bool) ->
         f"# logs: {options.log_directory}\n",
     ]
     if demo:
-        parts.insert(1, "# the demo checkpoint has random weights: it babbles, in text and in sound\n")
+        parts.insert(1, "# the demo checkpoint is made, not trained: invented sentences, and sound that is no voice\n")
     sys.stdout.write("\n".join(parts))
     sys.stdout.flush()
 
