@@ -97,7 +97,7 @@ _PLAIN: dict[str, type[OmniError]] = {
     for cls in (OmniError, CapacityError, RequestCancelledError, RequestTimeoutError, ConfigError, CheckpointError)
 }
 _WIRE = re.compile(
-    r"\b(?P<code>" + "|".join([*_FIELD_FIRST, *_PLAIN]) + r")(?: \[(?P<field>[^\]]*)\])?: (?P<message>.*)"
+    r"\b(?P<code>" + "|".join([*_FIELD_FIRST, *_PLAIN]) + r")(?: \[(?P<field>.+?)\])?: (?P<message>.*)"
 )
 
 

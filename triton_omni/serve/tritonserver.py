@@ -101,6 +101,13 @@ class TritonServer:
         return f"http://{self._client_address}:{self.metrics_port}/metrics"
 
     @property
+    def pid(self) -> int:
+        """The process's id. Raises ConfigError when it was not started."""
+        if self._process is None:
+            raise ConfigError("this tritonserver was not started")
+        return self._process.pid
+
+    @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
