@@ -25,16 +25,15 @@ def starts(hello: Start, prompt: Callable[..., np.ndarray], model_config: ModelC
     random, voices = np.random.default_rng(0), list(model_config.speakers)
     found = []
     for i in range(8):
-        sampled = TalkerSampling(
-            temperature=0.9, top_k=(50, 0, 5)[i % 3], top_p=(1.0, 0.8)[i % 2], max_frames=FRAMES + i, seed=i * 7
-        )
+        sampled = TalkerSampling(top_k=(50, 0, 5)[i % 3], top_p=(1.0, 0.8)[i % 2], seed=i * 7)
+        sampling = dataclasses.replace(GREEDY if i % 2 else sampled, max_frames=FRAMES + i, min_frames=FRAMES + i)
         text = random.integers(0, 256, 10 * (i + 1)).tolist()
         found.append(
             hello(
                 random.integers(0, 256, 3 + i).tolist(),
                 prompt_token_ids=prompt(("user", text)),
                 speaker=voices[i % len(voices)],
-                sampling=dataclasses.replace(GREEDY, max_frames=FRAMES + i) if i % 2 else sampled,
+                sampling=sampling,
             )
         )
     return found
@@ -83,7 +82,7 @@ def test_batch_mates_change_nothing(make_engine: EngineMaker, starts: list[Talke
 
 def test_a_seed_gives_the_same_speech_and_another_seed_another(make_engine: EngineMaker, hello: Start) -> None:
     engine = make_engine()
-    sampled = TalkerSampling(max_frames=6, seed=1)
+    sampled = TalkerSampling(max_frames=6, min_frames=6, seed=1)
     codes = [
         speak(engine, hello(sampling=dataclasses.replace(sampled, seed=seed)))[0] for seed in (1, 1, 2, None, None)
     ]
@@ -123,8 +122,9 @@ def test_min_frames_hold_eos_back(
 
 def test_repetition_penalty_counts_layer_0_codes_also_when_greedy(make_engine: EngineMaker, hello: Start) -> None:
     engine = make_engine()
-    first = [
-        speak(engine, hello(sampling=dataclasses.replace(GREEDY, repetition_penalty=p)))[0][:, 0].tolist()
-        for p in (1.0, 2.0)
-    ]
-    assert len(set(first[1])) == len(first[1]) and first[0] != first[1]
+    free, rewarded = (
+        speak(engine, hello(sampling=dataclasses.replace(GREEDY, min_frames=12, repetition_penalty=p)))[0][:, 0]
+        for p in (1.0, 0.1)
+    )
+    assert free[0] == rewarded[0]
+    assert len(set(rewarded.tolist())) < len(set(free.tolist()))

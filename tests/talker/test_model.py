@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.oracle import Oracle
+from triton_omni.model_config import ModelConfig
 from triton_omni.talker.layers import Rope
 from triton_omni.talker.model import SparseMoe
 from triton_omni.talker.runner import TalkerRunner
@@ -97,12 +98,17 @@ def test_rope_equals_transformers(oracle: Oracle, make_runner: Runner) -> None:
             torch.testing.assert_close(got, expected)
 
 
-def test_shape_reads_published_and_rewritten_rope(model_config: Any) -> None:
+def test_shape_reads_published_and_rewritten_rope(model_config: ModelConfig) -> None:
     """The published config.json has rope_theta and rope_scaling where transformers 5 writes rope_parameters."""
-    raw = copy.deepcopy(dict(model_config.raw))
+    published, rewritten = copy.deepcopy(dict(model_config.raw)), copy.deepcopy(dict(model_config.raw))
     for part in ("text_config", "code_predictor_config"):
-        section = raw["talker_config"][part]
-        rope = section.pop("rope_parameters")
-        section["rope_theta"] = rope.pop("rope_theta")
-        section["rope_scaling"] = rope if part == "text_config" else None
-    assert TalkerShape.read(dataclasses.replace(model_config, raw=raw)) == TalkerShape.read(model_config)
+        for raw in (published, rewritten):
+            section = raw["talker_config"][part]
+            rope = {**(section.pop("rope_scaling", None) or {}), **section.pop("rope_parameters", {})}
+            theta = section.pop("rope_theta", rope.pop("rope_theta", None))
+            if raw is rewritten:
+                section["rope_parameters"] = {**rope, "rope_theta": theta}
+            else:
+                section |= {"rope_scaling": rope or None, "rope_theta": theta}
+    shapes = [TalkerShape.read(dataclasses.replace(model_config, raw=raw)) for raw in (published, rewritten)]
+    assert shapes[0] == shapes[1] == TalkerShape.read(model_config)

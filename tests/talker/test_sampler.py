@@ -94,7 +94,11 @@ def test_greedy_is_the_best_allowed_code_after_the_penalty() -> None:
     logits[:, 7], logits[:, 8], logits[:, 2500] = 10.0, 9.8, 20.0
     seen = torch.zeros(2, VOCAB, dtype=torch.bool)
     seen[0, 7] = True
-    assert sample_layer0(logits, rows([(0.0, 50, 1.0, 1.05, 0)] * 2, seen), EOS).tolist() == [8, 7]
+    batch = rows([(0.0, 50, 1.0, 1.05, 0)] * 2, seen)
+    for all_greedy in (False, True):  # nothing drawn, or drawn and not used
+        batch = dataclasses.replace(batch, all_greedy=all_greedy)
+        assert sample_layer0(logits, batch, EOS).tolist() == [8, 7]
+        assert torch.equal(sample_residual(logits, batch, 1), logits.argmax(-1))
 
 
 def test_the_predictors_distribution_is_transformers() -> None:
@@ -111,7 +115,7 @@ def test_the_predictors_distribution_is_transformers() -> None:
 @pytest.mark.parametrize("who", ["talker", "predictor"])
 def test_draws_follow_the_distribution(who: str) -> None:
     torch.manual_seed(3)
-    draws = 20_000
+    draws = 8_000
     batch = rows([(1.0, 8, 1.0, 1.0, 0)] * draws, torch.zeros(1, VOCAB, dtype=torch.bool).expand(draws, -1))
     if who == "talker":
         logits = torch.full((VOCAB,), -20.0)
@@ -133,9 +137,13 @@ def test_draws_follow_the_distribution(who: str) -> None:
     assert chi2 < 40  # 7 degrees of freedom at most: p < 1e-5
 
 
+def _take(batch: RowSampling, index: slice | torch.Tensor) -> RowSampling:
+    tensors = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch) if f.name != "all_greedy"}
+    return RowSampling(**{name: tensor[index] for name, tensor in tensors.items()})
+
+
 def _parts(batch: RowSampling, count: int, size: int) -> list[RowSampling]:
-    fields = [f.name for f in dataclasses.fields(batch)]
-    return [RowSampling(**{name: getattr(batch, name)[i : i + size] for name in fields}) for i in range(0, count, size)]
+    return [_take(batch, slice(i, i + size)) for i in range(0, count, size)]
 
 
 def test_a_draw_depends_on_its_own_row_alone() -> None:
@@ -144,9 +152,7 @@ def test_a_draw_depends_on_its_own_row_alone() -> None:
     batch = rows([(1.0, 0, 1.0, 1.0, 0)] * 16, torch.zeros(16, VOCAB, dtype=torch.bool))
     together = sample_layer0(logits, batch, EOS)
     order = torch.randperm(16)
-    fields = [f.name for f in dataclasses.fields(batch)]
-    shuffled = RowSampling(**{name: getattr(batch, name)[order] for name in fields})
-    assert torch.equal(sample_layer0(logits[order], shuffled, EOS), together[order])
+    assert torch.equal(sample_layer0(logits[order], _take(batch, order), EOS), together[order])
     alone = [sample_layer0(logits[i : i + 1], _parts(batch, 16, 1)[i], EOS) for i in range(16)]
     assert torch.equal(torch.cat(alone), together)
 

@@ -49,7 +49,7 @@ class TalkerRunner:
     @torch.inference_mode()
     def first_frame(self, slot: int, hidden: Tensor) -> Tensor:
         """Codes [1, groups] of the frame that follows prefill's ``hidden`` [1, hidden]."""
-        return self._speak(torch.tensor([slot], device=self.slots.device), hidden)
+        return self._speak(torch.tensor([slot], device=self.slots.device), hidden, self.slots.greedy[slot])
 
     @torch.inference_mode()
     def decode(self, slots: list[int], text_ids: list[int], limit: int) -> Tensor:
@@ -59,21 +59,22 @@ class TalkerRunner:
         filled = -len(slots) % BATCH_ROWS
         inputs = torch.tensor([slots + [self.slots.spare] * filled, text_ids + [0] * filled]).to(self.slots.device)
         self.slots.length[self.slots.spare] = 0
+        greedy = all(self.slots.greedy[slot] for slot in slots)
         piece_rows = BATCH_ROWS if inputs.device.type == "cpu" else inputs.shape[1]
-        pieces = [self._step(piece[0], piece[1], limit) for piece in torch.split(inputs, piece_rows, dim=1)]
+        pieces = [self._step(piece[0], piece[1], limit, greedy) for piece in torch.split(inputs, piece_rows, dim=1)]
         return torch.cat(pieces)[: len(slots)]
 
-    def _step(self, slots: Tensor, text_ids: Tensor, limit: int) -> Tensor:
+    def _step(self, slots: Tensor, text_ids: Tensor, limit: int, greedy: bool) -> Tensor:
         state, talker = self.slots, self.talker
         x = talker.embed_codes(state.codes[slots]) + F.embedding(text_ids, talker.text_table)
         cache = state.cache(slots, tokens=1, limit=limit)
         hidden = talker.model(x[:, None], state.position[slots][:, None], cache)[:, 0]
         state.length[slots] += 1
         state.position[slots] += 1
-        return self._speak(slots, hidden)
+        return self._speak(slots, hidden, greedy)
 
-    def _speak(self, slots: Tensor, hidden: Tensor) -> Tensor:
-        talker, rows = self.talker, self.slots.sampling(slots)
+    def _speak(self, slots: Tensor, hidden: Tensor, greedy: bool) -> Tensor:
+        talker, rows = self.talker, self.slots.sampling(slots, all_greedy=greedy)
         first = sample_layer0(talker.codec_head(hidden), rows, talker.shape.codec.eos)
         residual = talker.code_predictor(
             hidden,

@@ -30,6 +30,7 @@ class RowSampling:
 
     ``temperature`` float32, 0 is greedy; ``top_k`` int64, 0 is no limit; ``top_p``, ``repetition_penalty`` float32;
     ``min_frames`` int64: EOS is not allowed before; ``seed`` int64; ``frame`` int64: number of the frame to draw.
+    ``all_greedy``: the host knows that every temperature is 0, so that nothing needs to be drawn.
     """
 
     temperature: Tensor
@@ -40,6 +41,7 @@ class RowSampling:
     seed: Tensor
     frame: Tensor
     seen: Tensor
+    all_greedy: bool = False
 
 
 def sample_layer0(logits: Tensor, rows: RowSampling, eos: int) -> Tensor:
@@ -49,6 +51,8 @@ def sample_layer0(logits: Tensor, rows: RowSampling, eos: int) -> Tensor:
     """
     scores = allowed_scores(logits, rows, eos)
     greedy = scores.argmax(dim=-1)
+    if rows.all_greedy:
+        return greedy
     sampled_at = torch.where(rows.temperature > 0, rows.temperature, 1.0)
     kept = keep_top(scores / sampled_at[:, None], rows.top_k, rows.top_p)
     codes = torch.arange(logits.shape[-1], device=logits.device)
@@ -60,9 +64,12 @@ def sample_residual(logits: Tensor, rows: RowSampling, group: int) -> Tensor:
     """Codes int64 [B] of a residual ``group`` from the predictor's ``logits`` [B, codebook]: greedy where the row's
     temperature is 0, else drawn from ``residual_scores``.
     """
+    greedy = logits.argmax(dim=-1)
+    if rows.all_greedy:
+        return greedy
     scores, codes = residual_scores(logits)
     drawn = (scores + gumbel(rows.seed, rows.frame, group, codes)).argmax(dim=-1, keepdim=True)
-    return torch.where(rows.temperature > 0, codes.gather(-1, drawn)[:, 0], logits.argmax(dim=-1))
+    return torch.where(rows.temperature > 0, codes.gather(-1, drawn)[:, 0], greedy)
 
 
 def residual_scores(logits: Tensor) -> tuple[Tensor, Tensor]:

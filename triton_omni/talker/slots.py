@@ -17,7 +17,8 @@ class Slots:
     """``count`` slots for sessions and one more, ``spare``, for rows that only fill a batch up.
 
     ``kv`` [layers, slots, 2, kv_heads, max_context, head_dim]; ``length`` [slots] rows in it; ``position`` [slots] the
-    next rotary position; ``codes`` [slots, groups] of the last frame; the rest is RowSampling's.
+    next rotary position; ``codes`` [slots, groups] of the last frame; the rest is RowSampling's. ``greedy``: which
+    slots have temperature 0, known on the host.
     """
 
     def __init__(self, shape: TalkerShape, count: int, max_context: int, device: torch.device, dtype: torch.dtype):
@@ -29,6 +30,7 @@ class Slots:
         self.length = self._integers(size)
         self.position = self._integers(size)
         self.codes = torch.zeros(size, shape.groups, dtype=torch.long, device=device)
+        self.greedy = [True] * size
         self.temperature = torch.zeros(size, device=device)
         self.top_k = self._integers(size)
         self.top_p = torch.ones(size, device=device)
@@ -47,6 +49,7 @@ class Slots:
         self.kv[:, slot] = 0
         for state in (self.length, self.position, self.codes, self.frame, self.seen):
             state[slot] = 0
+        self.greedy[slot] = sampling.temperature == 0
         self.temperature[slot] = sampling.temperature
         self.top_k[slot] = sampling.top_k
         self.top_p[slot] = sampling.top_p
@@ -54,7 +57,7 @@ class Slots:
         self.min_frames[slot] = sampling.min_frames
         self.seed[slot] = seed
 
-    def sampling(self, slots: Tensor) -> RowSampling:
+    def sampling(self, slots: Tensor, *, all_greedy: bool = False) -> RowSampling:
         """Parameters and state of the rows ``slots`` [B]."""
         return RowSampling(
             temperature=self.temperature[slots],
@@ -65,6 +68,20 @@ class Slots:
             seed=self.seed[slots],
             frame=self.frame[slots],
             seen=self.seen[slots],
+            all_greedy=all_greedy,
+        )
+
+    def every(self) -> RowSampling:
+        """The state of all slots itself, not a copy: for kernels that take their rows by slot."""
+        return RowSampling(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            repetition_penalty=self.repetition_penalty,
+            min_frames=self.min_frames,
+            seed=self.seed,
+            frame=self.frame,
+            seen=self.seen,
         )
 
     def keep(self, slots: Tensor, codes: Tensor) -> None:
