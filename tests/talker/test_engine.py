@@ -270,3 +270,17 @@ def test_sessions_speak_in_one_batch(make: Make, hello: Start, runner: ScriptedR
     for listener in listeners:
         listener.result()
     assert sum(len(step) == 2 for step in runner.steps) >= 19
+
+
+def test_a_broken_loop_closes_the_engine(make: Make, hello: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, listener = make(), Listener()
+    engine.start("s", hello([5], text_finished=False), listener)
+
+    def broken(sessions: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(engine, "_admit", broken)
+    engine.append("s", ids(6), True)
+    with pytest.raises(StageError, match="closed"):
+        listener.result()
+    assert engine.stats() == idle()

@@ -146,19 +146,27 @@ class LocalTalkerEngine:
     # The engine's thread: schedule, run, hand out.
 
     def _loop(self) -> None:
-        while (work := self._schedule()) is not None:
-            for session, event in work.ended:
-                self._end(session, event)
-            if work.prefill is not None:
-                with self._blaming([work.prefill]):
-                    self._prefill(work.prefill)
-            if work.batch:
-                with self._blaming([session for session, _ in work.batch]):
-                    self._hand_out([session for session, _ in work.batch], self._decode(work.batch))
+        try:
+            while (work := self._schedule()) is not None:
+                self._turn(work)
+        except Exception:
+            logger.exception("the talker's loop failed: it closes")
         with self._changed:
+            self._closed = True
             left = list(self._sessions.values())
         for session in left:
             self._end(session, _CLOSED)
+
+    def _turn(self, work: Work) -> None:
+        for session, event in work.ended:
+            self._end(session, event)
+        if work.prefill is not None:
+            with self._blaming([work.prefill]):
+                self._prefill(work.prefill)
+        if work.batch:
+            sessions = [session for session, _ in work.batch]
+            with self._blaming(sessions):
+                self._hand_out(sessions, self._decode(work.batch))
 
     def _schedule(self) -> Work | None:
         """Wait until there is something to do. None when the engine closes."""
