@@ -13,7 +13,6 @@ import dataclasses
 import fcntl
 import json
 import logging
-import os
 import subprocess
 import sys
 import time
@@ -26,7 +25,7 @@ from triton_omni.errors import ConfigError
 from triton_omni.model_config import ModelConfig
 from triton_omni.serve.examples import curl_example, python_example, short_request
 from triton_omni.serve.frontend import FrontendProcess, tail
-from triton_omni.serve.processes import Watched, check_ports_free, child_pids, model_stubs, wait_first_exit
+from triton_omni.serve.processes import Watched, check_ports_free, model_stubs, wait_first_exit
 from triton_omni.serve.signals import StopRequested, StopSignals
 from triton_omni.serve.tritonserver import TritonServer
 
@@ -122,14 +121,15 @@ def serve(options: Options, signals: StopSignals) -> None:
             )
         with _frontend(options, server.grpc_target, checkpoint) as frontend:
             with signals.interruptible():
-                frontend.wait_ready(60)
+                frontend.wait_ready(options.ready_timeout_s)
                 logger.info("warming up: a first answer")
                 voice = config.default_speaker if config.speaks else None
                 model = _warm_up(options.url, voice, frontend.log_path, options.ready_timeout_s)
                 logger.info("%6.1f s  warm", time.monotonic() - started)
             _announce(options, model, voice, demo=options.checkpoint is None)
             with signals.interruptible():
-                ended = wait_first_exit([Watched("the frontend", frontend.pid), *_triton_processes(frontend.pid)])
+                children = [Watched("the frontend", frontend.pid), Watched("tritonserver", server.pid)]
+                ended = wait_first_exit([*children, *model_stubs(server.pid)])
             log_path = frontend.log_path if ended.pid == frontend.pid else server.log_path
             raise ConfigError(f"{ended.name} (process {ended.pid}) ended by itself\n{tail(log_path)}")
 
@@ -168,12 +168,6 @@ def _demo_checkpoint(signals: StopSignals) -> Path:
                 if subprocess.run(command, stdout=sys.stderr).returncode != 0:
                     raise ConfigError(f"{script} failed; its message is above")
     return DEMO_CHECKPOINT
-
-
-def _triton_processes(frontend_pid: int) -> list[Watched]:
-    """The tritonserver, which is this process's other child, and its models' processes."""
-    (server_pid,) = (pid for pid in child_pids(os.getpid()) if pid != frontend_pid)
-    return [Watched("tritonserver", server_pid), *model_stubs(server_pid)]
 
 
 def _warm_up(url: str, voice: str | None, log_path: Path, timeout_s: float) -> str:
