@@ -53,7 +53,7 @@ make_venv() {
 
 install_packages() {
   local python="$1" extras="$2"
-  local project=("-e" "$ROOT[$extras]")
+  local project=("-e" "${ROOT}[$extras]")
   # '===' takes the index's plain build only, so that no local build (2.13.0+cpu, say) of one is paired with the
   # other's; an index that has none but such builds gets the second try.
   "$python" -m pip install "${project[@]}" "torch===$TORCH_VERSION" "torchvision===$TORCHVISION_VERSION" ||
@@ -87,6 +87,7 @@ setup() {
     return
   fi
   command -v tritonserver >/dev/null || extras+=",server"
+  # shellcheck disable=SC2034 # read by the scripts that source this
   PYTHON="$ROOT/.venv/bin/python"
   is_current "$purpose" "$extras" || locked setup_main "$purpose" "$extras"
 }
