@@ -13,20 +13,22 @@ import pytest
 if TYPE_CHECKING:
     from tests.oracle import Oracle
 
+# The demo's tensors are so small that a second thread only waits; set before anything loads torch.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 ROOT = Path(__file__).resolve().parent.parent
-DEMO_CHECKPOINT = ROOT / "checkpoints" / "demo"
 
 
 @pytest.fixture(scope="session")
-def checkpoint() -> Path:
-    """The demo checkpoint, written once; OMNI_TEST_CHECKPOINT names another one."""
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A demo checkpoint made for this session; OMNI_TEST_CHECKPOINT names another one."""
     given = os.environ.get("OMNI_TEST_CHECKPOINT")
     if given:
         return Path(given)
-    if not (DEMO_CHECKPOINT / "config.json").exists():
-        script = ROOT / "scripts" / "make_tiny_checkpoint.py"
-        subprocess.run([sys.executable, str(script), "--out", str(DEMO_CHECKPOINT)], check=True)
-    return DEMO_CHECKPOINT
+    out = tmp_path_factory.mktemp("checkpoint") / "demo"
+    script = ROOT / "scripts" / "make_tiny_checkpoint.py"
+    subprocess.run([sys.executable, str(script), "--out", str(out)], check=True)
+    return out
 
 
 @pytest.fixture(scope="session")

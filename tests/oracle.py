@@ -283,14 +283,14 @@ Mutation = Callable[[Any], contextlib.AbstractContextManager[Any]]
 
 
 def _assistant(change: Callable[[Any, Any, Any, Any], tuple[Any, Any]]) -> Mutation:
-    """``change(prefill rows [1, 9, D], trailing rows [1, T, D], tts_eos last; tts_pad [1, 1, D]; codec embedding)``."""
+    """``change(prefill rows [1, 9, D], trailing rows [1, T, D] with tts_eos last, tts_pad and tts_bos [1, 1, D])``."""
 
     def mutation(model: Any) -> contextlib.AbstractContextManager[Any]:
         original = model._get_talker_assistant_parts
 
         def parts(*args: Any) -> Any:
             rows, ids, trailing = original(*args)
-            rows, trailing = change(rows.clone(), trailing, args[4], model.talker.get_input_embeddings())
+            rows, trailing = change(rows.clone(), trailing, args[4], args[5])
             return rows, ids, trailing
 
         return mock.patch.object(model, "_get_talker_assistant_parts", parts)
@@ -299,10 +299,10 @@ def _assistant(change: Callable[[Any, Any, Any, Any], tuple[Any, Any]]) -> Mutat
 
 
 def _first_token_replaced(model: Any) -> contextlib.AbstractContextManager[Any]:
-    bos = torch.tensor([[model.config.talker_config.codec_bos_id]])
+    codec_bos = model.talker.get_input_embeddings()(torch.tensor([[model.config.talker_config.codec_bos_id]]))
 
-    def change(rows: Any, trailing: Any, pad: Any, codec: Any) -> tuple[Any, Any]:
-        rows[:, -1:] = pad + codec(bos)
+    def change(rows: Any, trailing: Any, pad: Any, bos: Any) -> tuple[Any, Any]:
+        rows[:, -1:] = bos + codec_bos
         return rows, trailing
 
     return _assistant(change)(model)
