@@ -84,7 +84,7 @@ class TritonServer:
         self._arguments = tuple(arguments)
         self._environment = dict(environment or {})
         self._python = python or Path(sys.executable)
-        self._shm_prefix = f"triton_omni_{uuid.uuid4().hex[:12]}_"
+        self.shm_prefix = f"triton_omni_{uuid.uuid4().hex[:12]}_"
         self._scratch: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -125,7 +125,8 @@ class TritonServer:
         self._scratch = Path(tempfile.mkdtemp(prefix="triton_omni_"))
         command = [str(installation.binary), *self._server_arguments()]
         command += installation.backend_directory(self._scratch / "backends", python)
-        env = installation.environment({**os.environ, **self._environment}, python)
+        base = {**os.environ, "TMPDIR": str(self._scratch), **self._environment}  # what a killed model leaves goes, too
+        env = installation.environment(base, python)
         if self.checkpoint is not None:
             env[CHECKPOINT_VARIABLE] = str(self.checkpoint.resolve())
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +138,7 @@ class TritonServer:
         logger.info("tritonserver %d: %s", self._process.pid, installation.binary)
 
     def _server_arguments(self) -> list[str]:
-        backend = {**self._backend_config, "shm-region-prefix-name": self._shm_prefix}
+        backend = {**self._backend_config, "shm-region-prefix-name": self.shm_prefix}
         return [
             f"--model-repository={self.model_repository.resolve()}",
             *(f"--{kind}-address={self.address}" for kind in ("http", "grpc", "metrics")),
@@ -200,11 +201,13 @@ class TritonServer:
                 wanted = line[0] in "EF"
             elif line.startswith(("+--", "|")) or not line.strip():
                 continue
-            if wanted or "rror" in line:
+            elif "Error" in line:  # a traceback's last line
+                wanted = True
+            if wanted:
                 lines.append(line)
         return lines[-ERROR_LINES:]
 
-    def stop(self, timeout_s: float = 15) -> None:
+    def stop(self, timeout_s: float = EXIT_TIMEOUT_S + 3) -> None:
         """End the server: SIGINT, after ``timeout_s`` SIGKILL to it and its stubs; its shared memory is removed."""
         process, self._process = self._process, None
         if process is not None:
@@ -217,7 +220,7 @@ class TritonServer:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        for region in SHARED_MEMORY.glob(f"{self._shm_prefix}*"):
+        for region in SHARED_MEMORY.glob(f"{self.shm_prefix}*"):
             region.unlink(missing_ok=True)
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)

@@ -1,7 +1,7 @@
 """The stages as omni_bls reaches them: child requests to the other three models through Triton.
 
 Always ``exec(decoupled=True)``, never ``async_exec``, and CPU tensors only. A call returns with the child's first
-response; later ones are read from an iterator that blocks without holding the GIL.
+response; ``wakeups`` says when later ones can be read.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -31,6 +32,7 @@ from triton_omni.pipeline.stages import (
 )
 from triton_omni.triton import code2wav_wire, talker_wire, thinker_wire
 from triton_omni.triton.tensors import Arrays, arrays
+from triton_omni.triton.wakeups import PARAMETER, Arrivals, WakeupReader
 
 logger = logging.getLogger(__name__)
 
@@ -57,61 +59,82 @@ class ChildRequests:
     """Sends requests to the other models of this server and reads their responses."""
 
     def __init__(self) -> None:
+        self._wakeups = WakeupReader()
         self._ended = EndedIterators()
 
-    def stream(
-        self,
-        model: str,
-        inputs: Sequence[Any],
-        outputs: Sequence[str],
-        *,
-        request_id: str,
-        correlation_id: str = "",
-        flags: int = 0,
-    ) -> Iterator[Arrays]:
-        """Send now, wait for the first response, and return an iterator over all of them (the empty last one left out).
+    def close(self) -> None:
+        """After the last request."""
+        self._wakeups.close()
+
+    def call(self, model: str, inputs: Sequence[Any], outputs: Sequence[str], **options: Any) -> Arrays:
+        """Send a request that gets one response, and wait for it; {} when it is empty.
+
+        Raises: the OmniError that the model sent.
+        """
+        iterator = self._exec(model, inputs, outputs, **options)
+        try:
+            return _read(model, next(iterator))
+        finally:
+            self._ended.keep(iterator)
+
+    def stream(self, model: str, inputs: Sequence[Any], outputs: Sequence[str], **options: Any) -> Iterator[Arrays]:
+        """Send now, wait for the first response, and return an iterator over all of them, the empty one left out.
 
         Raises (here and from the iterator): the OmniError that the model sent.
         """
-        sequence = {"correlation_id": correlation_id} if correlation_id else {}
+        key, arrivals = self._wakeups.open(model)
+        try:
+            parameters = {PARAMETER: arrivals.parameter}
+            iterator = self._exec(model, inputs, outputs, parameters=parameters, **options)
+        except BaseException:
+            self._wakeups.forget(key)
+            raise
+        return self._responses(model, iterator, arrivals, key)
+
+    def _exec(self, model: str, inputs: Sequence[Any], outputs: Sequence[str], **options: Any) -> Any:
         request = pb_utils.InferenceRequest(
-            request_id=request_id,
             model_name=model,
             inputs=list(inputs),
             requested_output_names=list(outputs),
-            flags=flags,
             preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
-            **sequence,
+            **options,
         )
         try:
-            iterator = request.exec(decoupled=True)
+            return request.exec(decoupled=True)
         except pb_utils.TritonModelException as error:
             raise _error(model, str(error)) from None
-        return self._read(model, iterator)
 
-    def call(self, model: str, inputs: Sequence[Any], outputs: Sequence[str], **options: Any) -> list[Arrays]:
-        """As ``stream``, with all responses."""
-        return list(self.stream(model, inputs, outputs, **options))
-
-    def _read(self, model: str, iterator: Any) -> Iterator[Arrays]:
-        ended = False
+    def _responses(self, model: str, iterator: Any, arrivals: Arrivals, key: bytes) -> Iterator[Arrays]:
+        read, ended = 0, False
         try:
-            for response in iterator:
-                if response.has_error():
-                    raise _error(model, response.error().message())
-                if tensors := response.output_tensors():
-                    yield arrays(tensors)
+            while read == 0 or arrivals.wait(read + 1):
+                response = next(iterator)
+                read += 1
+                ended = response.has_error()  # nothing follows an error
+                if tensors := _read(model, response):
+                    yield tensors
             ended = True
         finally:
-            if not ended:
-                # Its destructor would wait for the responses that are left, in whichever thread it happens to run.
-                threading.Thread(target=self._drain, args=(iterator,), name="omni-drain", daemon=True).start()
+            if ended:
+                self._finish(iterator, key)
             else:
-                self._ended.keep(iterator)
+                # The responses that are still to come must be taken, or the iterator's destructor waits for them, in
+                # whichever thread it happens to run.
+                work = partial(self._drain, iterator, arrivals, key, read)
+                threading.Thread(target=work, name="omni-drain", daemon=True).start()
 
-    def _drain(self, iterator: Any) -> None:
-        for _ in iterator:
-            pass
+    def _drain(self, iterator: Any, arrivals: Arrivals, key: bytes, read: int) -> None:
+        try:
+            while arrivals.wait(read + 1):
+                next(iterator)
+                read += 1
+        except StageError as error:
+            logger.warning("a response stream of %s is given up: %s", error.field, error.message)
+            self._ended.keep_for_good(iterator)
+        self._finish(iterator, key)
+
+    def _finish(self, iterator: Any, key: bytes) -> None:
+        self._wakeups.forget(key)
         self._ended.keep(iterator)
 
 
@@ -126,6 +149,7 @@ class EndedIterators:
         self._life_s = life_s
         self._lock = threading.Lock()
         self._kept: collections.deque[tuple[float, Any]] = collections.deque()
+        self._endless: list[Any] = []
 
     def keep(self, iterator: Any) -> None:
         """Let go of ``iterator`` with the first call that comes ``life_s`` or more from now."""
@@ -135,6 +159,11 @@ class EndedIterators:
             self._kept.append((now, iterator))
             while now - self._kept[0][0] >= self._life_s:
                 expired.append(self._kept.popleft())
+
+    def keep_for_good(self, iterator: Any) -> None:
+        """For one that will never end: its destructor would never return."""
+        with self._lock:
+            self._endless.append(iterator)
 
 
 class BlsThinker:
@@ -155,10 +184,8 @@ class BlsThinker:
 
     def rows(self, request_id: str) -> PromptRows:
         inputs = thinker_wire.op_tensors("rows", request_id)
-        responses = self._children.call(self._model, inputs, thinker_wire.ROWS_OUTPUTS, request_id=request_id)
-        if not responses:
-            raise StageError(self._model, "gave no rows")
-        return thinker_wire.read_rows(responses[0])
+        response = self._children.call(self._model, inputs, thinker_wire.ROWS_OUTPUTS, request_id=request_id)
+        return thinker_wire.read_rows(response)
 
     def cancel(self, request_id: str) -> None:
         inputs = thinker_wire.op_tensors("cancel", request_id)
@@ -211,7 +238,7 @@ class BlsCode2Wav:
         self._model = model
 
     def decode(self, chunk: CodesChunk) -> Int16:
-        responses = self._children.call(
+        response = self._children.call(
             self._model,
             code2wav_wire.chunk_tensors(chunk),
             code2wav_wire.OUTPUTS,
@@ -219,9 +246,13 @@ class BlsCode2Wav:
             correlation_id=chunk.session_id,
             flags=(_START if chunk.start else 0) | (_END if chunk.end else 0),
         )
-        if not responses:
-            raise StageError(self._model, "gave no audio")
-        return code2wav_wire.read_audio(responses[0])
+        return code2wav_wire.read_audio(response)
+
+
+def _read(model: str, response: Any) -> Arrays:
+    if response.has_error():
+        raise _error(model, response.error().message())
+    return arrays(response.output_tensors())
 
 
 def _error(model: str, text: str) -> OmniError:

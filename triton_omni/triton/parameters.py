@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from triton_omni import options
-from triton_omni.errors import ConfigError, InvalidRequestError
+from triton_omni.errors import ConfigError, InvalidRequestError, OmniError
 from triton_omni.model_config import CHECKPOINT_VARIABLE, ModelConfig
 
 T = TypeVar("T")
@@ -92,6 +93,15 @@ class Instance:
             return options.from_mapping(cls, typed)
         except InvalidRequestError as error:
             raise ConfigError(error.message, field=f"{self.model}: parameter {error.field}") from None
+
+
+@contextlib.contextmanager
+def load_errors() -> Iterator[None]:
+    """Around ``initialize``: Triton logs an exception's text alone, so this puts code and field into it."""
+    try:
+        yield
+    except OmniError as error:
+        raise RuntimeError(error.to_wire()) from error
 
 
 def typed_value(key: str, text: str, hint: Any) -> Any:

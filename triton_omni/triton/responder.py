@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import json
 import logging
 import queue
 import threading
@@ -18,6 +19,7 @@ from typing import Any, Generic, TypeVar
 import triton_python_backend_utils as pb_utils
 
 from triton_omni.errors import OmniError, StageError
+from triton_omni.triton.wakeups import PARAMETER, Record, WakeupWriter
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +47,11 @@ class ResponseStream(Generic[T]):
         encode: Encode[T],
         is_last: Callable[[T], bool],
         on_cancel: Callable[[], None],
+        wakeup: str | None,
     ) -> None:
         self._responder = responder
         self._is_last = is_last
+        self.wakeup = wakeup
         self._lock = threading.Lock()
         self._pending: list[T] = []
         self._error: OmniError | None = None
@@ -112,6 +116,7 @@ class Responder:
     def __init__(self, name: str, *, poll_s: float) -> None:
         self._poll_s = poll_s
         self._ready: queue.SimpleQueue[ResponseStream[Any] | None] = queue.SimpleQueue()
+        self._wakeups = WakeupWriter()
         self._opened: queue.SimpleQueue[ResponseStream[Any]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"{name}-responder", daemon=True)
         self._thread.start()
@@ -127,7 +132,8 @@ class Responder:
         """A stream for ``request``. ``on_cancel`` is called once, from the responder's thread, when the caller has left
         or a response could not be sent; it must not block. After it the stream must still be ended.
         """
-        stream = ResponseStream(self, request.get_response_sender(), encode, is_last, on_cancel)
+        wakeup = json.loads(request.parameters() or "{}").get(PARAMETER)
+        stream = ResponseStream(self, request.get_response_sender(), encode, is_last, on_cancel, wakeup)
         self._opened.put(stream)
         return stream
 
@@ -170,9 +176,10 @@ class Responder:
                 continue
             if stream.sender.is_cancelled():
                 stream.on_cancel()
-            else:
-                stream.poll_at = now + self._poll_s
-                polls.append(stream)
+                continue
+            self._wake(stream, Record.ALIVE)
+            stream.poll_at = now + self._poll_s
+            polls.append(stream)
 
     def _flush(self, stream: ResponseStream[Any]) -> None:
         events, error, final = stream.take()
@@ -192,10 +199,15 @@ class Responder:
     def _send(self, stream: ResponseStream[Any], responses: Sequence[Any], final: bool) -> None:
         for response in responses[:-1] if final else responses:
             stream.sender.send(response)
+            self._wake(stream, Record.RESPONSE)
         if final:
             stream.ended = True  # before the call: whatever it raises, nothing may follow
-            last = responses[-1:]
-            stream.sender.send(*last, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            stream.sender.send(*responses[-1:], flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            self._wake(stream, Record.LAST_RESPONSE)
+
+    def _wake(self, stream: ResponseStream[Any], record: Record) -> None:
+        if stream.wakeup is not None:
+            self._wakeups.write(stream.wakeup, record)
 
 
 def _error_response(error: OmniError) -> Any:

@@ -23,7 +23,7 @@ from triton_omni.errors import OmniError, StageError
 from triton_omni.pipeline.stages import Code2WavEngine, CodesChunk
 from triton_omni.triton.code2wav_wire import audio_tensors, read_chunk
 from triton_omni.triton.metrics import StatsMetrics
-from triton_omni.triton.parameters import Instance
+from triton_omni.triton.parameters import Instance, load_errors
 from triton_omni.triton.responder import Responder, ResponseStream
 from triton_omni.triton.tensors import arrays
 
@@ -35,6 +35,7 @@ CANCEL_POLL_S = 1.0
 class TritonPythonModel:
     """One code2wav engine. Triton makes sure that a sequence's requests reach the instance that has its state."""
 
+    @load_errors()
     def initialize(self, args: dict[str, str]) -> None:
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         instance = Instance.from_args(args)

@@ -17,7 +17,7 @@ from triton_omni.pipeline.request import RequestParser
 from triton_omni.triton.bls import BlsCode2Wav, BlsConfig, BlsTalker, BlsThinker, ChildRequests
 from triton_omni.triton.metrics import StatsMetrics
 from triton_omni.triton.omni_wire import event_tensors, read_request
-from triton_omni.triton.parameters import Instance
+from triton_omni.triton.parameters import Instance, load_errors
 from triton_omni.triton.responder import Responder
 from triton_omni.triton.tensors import arrays
 
@@ -27,11 +27,12 @@ CANCEL_POLL_S = 0.2
 class TritonPythonModel:
     """One orchestrator process."""
 
+    @load_errors()
     def initialize(self, args: dict[str, str]) -> None:
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         instance = Instance.from_args(args)
         bls, pipeline = instance.split_config(BlsConfig, PipelineConfig)
-        children = ChildRequests()
+        self._children = children = ChildRequests()
         self._parser = RequestParser(instance.checkpoint(), chunk_frames=bls.chunk_frames, async_chunk=bls.async_chunk)
         self._pipeline = OmniPipeline(
             BlsThinker(children, bls.thinker_model),
@@ -54,5 +55,6 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         self._pipeline.close()
+        self._children.close()
         self._metrics.close()
         self._responder.close()

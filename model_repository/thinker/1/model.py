@@ -19,7 +19,7 @@ from triton_omni.pipeline.stages import PromptRows, ThinkerEngine
 from triton_omni.pipeline.workers import Workers
 from triton_omni.sampling import ThinkerSampling
 from triton_omni.triton.metrics import StatsMetrics
-from triton_omni.triton.parameters import Instance
+from triton_omni.triton.parameters import Instance, load_errors
 from triton_omni.triton.responder import Responder, ResponseStream
 from triton_omni.triton.tensors import arrays
 from triton_omni.triton.thinker_wire import event_tensors, read_call, rows_tensors
@@ -32,6 +32,7 @@ ROWS_TIMEOUT_S = 600.0
 class TritonPythonModel:
     """One thinker engine."""
 
+    @load_errors()
     def initialize(self, args: dict[str, str]) -> None:
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         instance = Instance.from_args(args)

@@ -1,0 +1,139 @@
+"""omni_bls with null engines: what a plain Triton client gets."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc
+from tritonclient.utils import InferenceServerException
+
+from tests.triton.client import HELLO, Answer, gauges, generate_stream, omni, open_sessions, speech
+from triton_omni.errors import from_wire
+from triton_omni.serve.processes import model_stubs
+from triton_omni.serve.tritonserver import TritonServer
+
+pytestmark = pytest.mark.triton
+
+TOKENS, FRAMES = 40, 149  # the null engines' answer, and what is said of it
+TEXT = "".join(f"w{i} " for i in range(TOKENS))
+
+
+def test_four_models_are_ready(null_server: TritonServer) -> None:
+    client = grpc.InferenceServerClient(null_server.grpc_target)
+    index = client.get_model_repository_index(as_json=True)["models"]
+    assert {m["name"]: m["state"] for m in index} == dict.fromkeys(
+        ("thinker", "talker", "code2wav", "omni_bls"), "READY"
+    )
+    client.close()
+
+
+def test_text_alone_leaves_talker_and_code2wav_alone(null_server: TritonServer) -> None:
+    answer = Answer(omni(null_server, {"messages": HELLO}))
+    assert answer.text == TEXT
+    assert answer.audio.size == 0
+    assert answer.start == {"type": "start", "request_id": answer.start["request_id"], "usage": {"prompt_tokens": 32}}
+    assert answer.end["type"] == "end" and answer.end["finish_reason"] == "stop"
+    assert answer.end["usage"]["audio_frames"] == 0
+
+
+def test_text_and_audio_come_interleaved_on_one_stream(null_server: TritonServer) -> None:
+    answer = Answer(omni(null_server, speech()))
+    assert answer.text == TEXT
+    assert answer.audio.dtype == np.int16 and answer.audio.size == FRAMES * 1920 - 555
+    assert np.array_equal(answer.audio, _sawtooth(answer.audio.size))
+    first_audio = next(i for i, (_, audio, _) in enumerate(answer.parts) if audio.size)
+    assert answer.parts[first_audio][1].size == 4 * 1920 - 555
+    assert any(text for text, _, _ in answer.parts[first_audio:]), "audio waited for the whole text"
+    assert all(not event for _, _, event in answer.parts[1:-1])
+    usage = {"prompt_tokens": 32, "completion_tokens": 189, "text_tokens": TOKENS}
+    assert answer.end["usage"] == usage | {"audio_frames": FRAMES, "audio_samples": answer.audio.size}
+
+
+def test_generate_stream_over_http(null_server: TritonServer) -> None:
+    events = generate_stream(null_server, "omni_bls", REQUEST=json.dumps(speech()))
+    assert "".join(e["TEXT"] for e in events) == TEXT
+    samples = [s for e in events for s in (e["AUDIO"] if isinstance(e["AUDIO"], list) else [e["AUDIO"]])]
+    assert len(samples) == FRAMES * 1920 - 555
+    assert json.loads(events[-1]["EVENT"])["finish_reason"] == "stop"
+
+
+def test_media_reaches_the_thinker(null_server: TritonServer) -> None:
+    content = [{"type": "audio", "media": 0}, {"type": "text", "text": "What is this?"}]
+    answer = Answer(omni(null_server, speech(messages=[{"role": "user", "content": content}]), [b"RIFF\0\xff" * 1000]))
+    assert answer.audio.size == FRAMES * 1920 - 555
+
+
+@pytest.mark.parametrize(
+    ("request_json", "code", "field"),
+    [
+        ("{", "invalid_request", "request"),
+        ("[]", "invalid_request", "request"),
+        ({}, "invalid_request", "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "invalid_request", "messages[0].role"),
+        ({"messages": HELLO, "modalities": "audio"}, "invalid_request", "modalities"),
+        ({"messages": HELLO, "modalities": ["smell"]}, "invalid_request", "modalities[0]"),
+        ({"messages": HELLO, "speeker": "ethan"}, "invalid_request", "speeker"),
+        ({"messages": HELLO, "thinker": {"max_tokens": 0}}, "invalid_request", "thinker.max_tokens"),
+        ({"messages": HELLO, "thinker": {"temperature": 3}}, "invalid_request", "thinker.temperature"),
+        ({"messages": HELLO, "talker": {"top": 1}}, "invalid_request", "talker.top"),
+        (speech(speaker="nobody"), "invalid_request", "speaker"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "media": 0}]}]}, "invalid_request", None),
+    ],
+)
+def test_bad_requests_are_triton_errors_in_the_wire_form(
+    null_server: TritonServer, request_json: dict | str, code: str, field: str | None
+) -> None:
+    with pytest.raises(InferenceServerException) as caught:
+        Answer(omni(null_server, request_json))
+    error = from_wire(caught.value.message(), stage="none of these")
+    assert (error.code, error.field) == (code, field or "messages[0].content[0].media")
+    assert error.to_wire() == caught.value.message(), "one line, and nothing around it"
+
+
+def test_too_many_requests_are_refused_and_the_others_served(tight_server: TritonServer) -> None:
+    calls = [omni(tight_server, speech()) for _ in range(8)]
+    with ThreadPoolExecutor(len(calls)) as threads:
+        outcomes = list(threads.map(_outcome, calls))
+    refused = [error for error in outcomes if isinstance(error, str)]
+    assert len(refused) == 2 and all(error.startswith("overloaded: 4 requests are running") for error in refused)
+    assert all(answer.end["finish_reason"] == "stop" for answer in outcomes if isinstance(answer, Answer))
+
+
+def test_a_stage_that_refuses_ends_the_request_with_its_own_error(null_server: TritonServer) -> None:
+    """max_sequence_idle and slots aside, a child's error must arrive as it left."""
+    before = gauges(null_server)["omni_bls", "failed"]
+    with pytest.raises(
+        InferenceServerException, match=r"^invalid_request \[messages\]: must hold at least one message"
+    ):
+        Answer(omni(null_server, {"messages": []}))
+    assert gauges(null_server)["omni_bls", "failed"] == before, "it never was a request"
+
+
+def test_null_servers_load_no_torch(null_server: TritonServer) -> None:
+    stubs = model_stubs(null_server.pid)
+    assert len(stubs) == 5
+    for stub in stubs:
+        assert "libtorch" not in Path(f"/proc/{stub.pid}/maps").read_text(), stub.name
+
+
+def test_sixty_four_streams_leave_nothing_open(null_server: TritonServer, eventually) -> None:
+    with ThreadPoolExecutor(64) as threads:
+        answers = list(threads.map(lambda _: Answer(omni(null_server, speech())), range(64)))
+    assert {(answer.text, answer.audio.size) for answer in answers} == {(TEXT, FRAMES * 1920 - 555)}
+    eventually(lambda: open_sessions(null_server), within_s=2)
+
+
+def _outcome(call) -> Answer | str:
+    try:
+        return Answer(call)
+    except InferenceServerException as error:
+        return error.message()
+
+
+def _sawtooth(samples: int) -> np.ndarray:
+    phase = np.arange(samples) * (220.0 / 24_000) % 1.0
+    return ((phase - 0.5) * 2 * 3276).astype(np.int16)

@@ -1,0 +1,166 @@
+"""How omni_bls learns that a child's response has arrived, without waiting inside Triton's response iterator.
+
+``next()`` on a response iterator must not wait. While it waits it lets go of the GIL, and when the response comes it
+takes the GIL back *holding the iterator's lock*. The stub's thread that delivers responses may then stand before that
+lock with the lock of all iterators in its hand, and a third thread, coming out of ``exec(decoupled=True)`` with the
+GIL, before the lock of all iterators: nobody moves again, and with the stub the whole server stands still (seen with
+server 2.51 at 64 streams within seconds; pb_stub.cc and pb_response_iterator.cc of 2025 still do this).
+
+So a child writes a record into a named pipe after each ``send()``, which returns only when the response lies in the
+iterator's buffer. omni_bls waits for the record, in Python, and takes the response with a ``next()`` that never waits.
+Records between the responses say that the child lives: a stub that dies ends no stream.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import re
+import stat
+import struct
+import tempfile
+import threading
+import time
+import uuid
+from pathlib import Path
+
+from triton_omni.errors import StageError
+
+logger = logging.getLogger(__name__)
+
+PARAMETER = "omni_wakeup"
+"""The request parameter that asks a child for records: the pipe's number, ``:``, the stream's key."""
+SILENCE_S = 30.0
+_RECORD = struct.Struct("<16sB")  # far below PIPE_BUF: writes of several processes do not mix
+_READ_BYTES = 1 << 16
+_TARGET = re.compile(r"(?P<pipe>[0-9a-f]{32}):(?P<key>[0-9a-f]{32})")
+
+
+class Record(enum.IntEnum):
+    """What has happened to a stream."""
+
+    ALIVE = 0
+    RESPONSE = 1
+    LAST_RESPONSE = 2
+
+
+class Arrivals:
+    """The responses of one stream that have arrived; the first one comes with ``exec`` and needs no record."""
+
+    def __init__(self, stage: str, parameter: str) -> None:
+        self.parameter = parameter
+        self._stage = stage
+        self._changed = threading.Condition()
+        self._count = 0
+        self._complete = False
+        self._heard_s = time.monotonic()
+
+    def tell(self, record: Record) -> None:
+        """Note a record of this stream."""
+        with self._changed:
+            self._heard_s = time.monotonic()
+            if record is not Record.ALIVE:
+                self._count += 1
+                self._complete = record is Record.LAST_RESPONSE
+                self._changed.notify()
+
+    def wait(self, number: int) -> bool:
+        """Wait for response ``number`` (from 1). False: the stream has ended before it.
+
+        Raises: StageError when nothing has been heard of the stream for SILENCE_S.
+        """
+        with self._changed:
+            while self._count < number:
+                if self._complete:
+                    return False
+                left_s = self._heard_s + SILENCE_S - time.monotonic()
+                if left_s <= 0:
+                    raise StageError(self._stage, f"nothing was heard of it for {SILENCE_S:g} s")
+                self._changed.wait(left_s)
+            return True
+
+
+class WakeupReader:
+    """omni_bls's end of the pipe, and the thread that reads it."""
+
+    def __init__(self) -> None:
+        self._number = uuid.uuid4().hex
+        self._path = _path(self._number)
+        os.mkfifo(self._path, mode=0o600)
+        self._pipe = os.open(self._path, os.O_RDWR)  # open for writing too: children come and go
+        self._lock = threading.Lock()
+        self._streams: dict[bytes, Arrivals] = {}
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="omni-wakeups", daemon=True)
+        self._thread.start()
+
+    def open(self, stage: str) -> tuple[bytes, Arrivals]:
+        """A new stream of ``stage``: its key, and its arrivals."""
+        key = uuid.uuid4().bytes
+        arrivals = Arrivals(stage, f"{self._number}:{key.hex()}")
+        with self._lock:
+            self._streams[key] = arrivals
+        return key, arrivals
+
+    def forget(self, key: bytes) -> None:
+        """The stream has been read to its end."""
+        with self._lock:
+            self._streams.pop(key, None)
+
+    def close(self) -> None:
+        """End the thread and remove the pipe."""
+        self._closed = True
+        os.write(self._pipe, _RECORD.pack(bytes(16), Record.ALIVE))
+        self._thread.join()
+        os.close(self._pipe)
+        self._path.unlink(missing_ok=True)
+
+    def _run(self) -> None:
+        rest = b""
+        while not self._closed:
+            data = rest + os.read(self._pipe, _READ_BYTES)
+            whole = len(data) - len(data) % _RECORD.size
+            rest = data[whole:]
+            for key, kind in _RECORD.iter_unpack(data[:whole]):
+                with self._lock:
+                    arrivals = self._streams.get(key)
+                if arrivals is not None:
+                    arrivals.tell(Record(kind))
+
+
+class WakeupWriter:
+    """A child's end of the pipes of all the omni_bls that call it; for one thread."""
+
+    def __init__(self) -> None:
+        self._pipes: dict[str, int] = {}
+
+    def write(self, target: str, record: Record) -> None:
+        """``target``: the request's parameter. A caller that is gone is nobody to tell."""
+        match = _TARGET.fullmatch(target)  # any client may send the parameter
+        if match is None:
+            return
+        number = match["pipe"]
+        try:
+            if number not in self._pipes:
+                self._pipes[number] = _open_to_write(_path(number))
+            os.write(self._pipes[number], _RECORD.pack(bytes.fromhex(match["key"]), record))
+        except OSError as error:
+            logger.warning("no wakeup for %s: %s", target, error)
+            if number in self._pipes:
+                os.close(self._pipes.pop(number))
+
+
+def _path(number: str) -> Path:
+    """The server's processes have one environment, so one directory for temporary files."""
+    return Path(tempfile.gettempdir()) / f"triton_omni_{number}.fifo"
+
+
+def _open_to_write(path: Path) -> int:
+    # Without O_NONBLOCK, opening would wait for a reader that may be gone.
+    pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    if not stat.S_ISFIFO(os.fstat(pipe).st_mode):
+        os.close(pipe)
+        raise OSError(f"{path} is no pipe")
+    os.set_blocking(pipe, True)
+    return pipe
