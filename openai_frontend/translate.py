@@ -66,7 +66,7 @@ def translate(body: ChatCompletionRequest, context: Context) -> Translation:
 def _named(error: InvalidRequestError) -> InvalidRequestError:
     """With the field at the head of the message: it must be told also by clients that show only the message."""
     field = str(error.field)
-    return error if error.message.startswith(field) else type(error)(field, f"{field}: {error.message}")
+    return error if error.message.startswith(f"{field}:") else type(error)(field, f"{field}: {error.message}")
 
 
 def _translate(body: ChatCompletionRequest, context: Context) -> Translation:
