@@ -16,7 +16,8 @@ class Code2WavConfig:
     """``max_sessions``: sessions that live at once, one slot of state each; ``device``: "auto" (a GPU where there is
     one), "cpu", "cuda", "cuda:1" …; ``dtype`` of weights and state: "float32" or "float64"; ``max_step_frames``: most
     frames (rows x frames per row) of one forward, which bounds memory, None for the device's own; ``idle_timeout_s``:
-    a session that has received nothing for so long is dropped, so that lost streams cannot keep slots.
+    a session that has received nothing for so long is dropped, so that lost streams cannot keep slots; longer than a
+    request may take.
 
     Raises: InvalidRequestError naming the field.
     """
@@ -25,7 +26,7 @@ class Code2WavConfig:
     device: str = "auto"
     dtype: str = "float32"
     max_step_frames: int | None = None
-    idle_timeout_s: float = 300.0
+    idle_timeout_s: float = 900.0
 
     def __post_init__(self) -> None:
         for field in ("max_sessions", "max_step_frames"):

@@ -17,7 +17,7 @@ KERNEL_SIZE = 7
 
 
 class CausalConv(nn.Module):
-    """A convolution that sees its session's past. [B, in, L] -> [B, out, L]."""
+    """A convolution that sees its session's past. [B, in, L] -> [B, out, L]; may zero absent samples of x itself."""
 
     def __init__(
         self, channels_in: int, channels_out: int, kernel_size: int, dilation: int = 1, groups: int = 1
