@@ -16,11 +16,11 @@ from triton_omni.demo.thinker import flag_dimension
 # Hidden dimensions that no layer but the counting head writes to: frame or not, tts_pad or not, part of silence.
 FRAME, SILENCE, PART = range(3)
 RESERVED = 3
-FRAME_SIZE, SILENCE_SIZE = 4.0, 4.0
+FRAME_SIZE = 4.0
 PART_GAIN = 3.0
 EOS_PART, EOS_FRAME = 40.0, 58.0  # EOS overtakes the codes where about half the frames were silence
 SPECIAL_SIZE = 1.5
-TEXT_GAIN = 2.0
+TEXT_GAIN = 2.0  # a text row as large as a frame's sum of embeddings
 
 
 def shape_talker(talker: Any) -> None:
@@ -35,7 +35,7 @@ def shape_talker(talker: Any) -> None:
         talker.text_projection.linear_fc1.bias[0] = 0
         talker.text_projection.linear_fc1.weight[0, flag_dimension()] = 1
         talker.text_projection.linear_fc2.weight[:, 0] = 0
-        talker.text_projection.linear_fc2.weight[SILENCE, 0] = 1  # SiLU(4) = 3.93 of FLAG_SIZE
+        talker.text_projection.linear_fc2.weight[SILENCE, 0] = 1  # SiLU keeps 98 % of FLAG_SIZE
         for layer in talker.model.layers:
             layer.self_attn.o_proj.weight[:RESERVED] = 0
             layer.mlp.experts.down_proj[:, :RESERVED] = 0
