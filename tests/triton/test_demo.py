@@ -1,0 +1,116 @@
+"""The real engines on the demo checkpoint, through a real tritonserver."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from tests.oracle import Oracle
+from tests.pipeline.test_parity import CASES, FRAMES, TEXT_TOKENS, Case, assert_same_sound, int16
+from tests.triton.client import HELLO, Answer, TritonCall, gauges, omni, open_sessions, speech
+from triton_omni.model_config import ModelConfig
+from triton_omni.serve.tritonserver import TritonServer
+
+pytestmark = [pytest.mark.triton, pytest.mark.timeout(600)]
+
+GREEDY = {"thinker": {"temperature": 0, "repetition_penalty": 1}, "talker": {"temperature": 0}}
+LONG = {"thinker": {"ignore_eos": True, "max_tokens": 60}, "talker": {"temperature": 0, "max_frames": 60}}
+QUESTIONS = [f"Question number {number}: what is {'very ' * number}far away?" for number in range(16)]
+
+
+def _greedy(case: Case) -> dict[str, Any]:
+    thinker = GREEDY["thinker"] | {"max_tokens": TEXT_TOKENS}
+    talker = GREEDY["talker"] | {"max_frames": FRAMES}
+    return speech(messages=case.messages, speaker=case.speaker, thinker=thinker, talker=talker)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", CASES)
+def test_sound_equals_transformers(demo_server: TritonServer, oracle: Oracle, name: str) -> None:
+    case = CASES[name]
+    expected = oracle.answer(
+        case.messages, case.media, speaker=case.speaker, max_text_tokens=TEXT_TOKENS, max_frames=FRAMES
+    )
+    answer = Answer(omni(demo_server, _greedy(case), list(case.media)))
+    assert expected.wave is not None
+    assert answer.text == expected.text
+    assert answer.end["usage"]["audio_frames"] == len(expected.codes) > 0
+    assert_same_sound(answer.audio, int16(expected.wave))
+
+
+def test_audio_arrives_before_the_text_is_finished(demo_server: TritonServer) -> None:
+    Answer(omni(demo_server, speech(thinker={"max_tokens": 4}, talker={"max_frames": 4})))  # nothing is cold
+    answer = Answer(omni(demo_server, speech(**LONG)))
+    assert answer.end["usage"]["text_tokens"] == 60
+    first_audio = next(i for i, (_, audio, _) in enumerate(answer.parts) if audio.size)
+    assert answer.parts[first_audio][1].size == 4 * 1920 - 555
+    assert any(text for text, _, _ in answer.parts[first_audio + 1 :])
+
+
+def test_sixteen_at_once_each_get_what_they_get_alone(demo_server: TritonServer, eventually) -> None:
+    requests = [
+        speech(
+            messages=[{"role": "user", "content": q}], thinker={"max_tokens": 10}, talker={"max_frames": 30, "seed": 7}
+        )
+        for q in QUESTIONS
+    ]
+    with ThreadPoolExecutor(len(requests)) as threads:
+        together = list(threads.map(lambda request: Answer(omni(demo_server, request)), requests))
+    assert all(answer.audio.size for answer in together)
+    assert len({answer.audio.tobytes() for answer in together}) == len(requests), "sixteen times the same tells nothing"
+    for request, answer in list(zip(requests, together, strict=True))[::5]:
+        alone = Answer(omni(demo_server, request))
+        assert alone.text == answer.text
+        assert_same_sound(answer.audio, alone.audio)
+    eventually(lambda: open_sessions(demo_server), within_s=2)
+
+
+def test_cancel_frees_all_three_stages(demo_server: TritonServer, eventually) -> None:
+    endless = {"ignore_eos": True, "max_tokens": 250}
+    call = omni(demo_server, speech(thinker=endless, talker={"min_frames": 900, "max_frames": 1000}))
+    responses = iter(call)
+    while not next(responses)["AUDIO"].size:
+        pass
+    assert {m for m, state in gauges(demo_server) if state == "running" and gauges(demo_server)[m, state]} >= {
+        "thinker",
+        "talker",
+    }
+    call.cancel()
+    eventually(lambda: open_sessions(demo_server), within_s=2)
+    assert Answer(omni(demo_server, speech(talker={"max_frames": 4}))).audio.size == 4 * 1920 - 555
+
+
+def test_bad_media_is_refused_by_name(demo_server: TritonServer, eventually) -> None:
+    content = [{"type": "audio", "media": 0}, {"type": "text", "text": "What is this?"}]
+    with pytest.raises(InferenceServerException, match=r"^invalid_request \[messages\[0\]\.content\[0\]"):
+        Answer(omni(demo_server, speech(messages=[{"role": "user", "content": content}]), [b"no sound at all"]))
+    eventually(lambda: open_sessions(demo_server), within_s=2)
+
+
+def test_a_prompt_longer_than_the_context_is_refused(demo_server: TritonServer) -> None:
+    long = [{"role": "user", "content": "word " * 50_000}]
+    with pytest.raises(InferenceServerException, match=r"^invalid_request \[messages\]"):
+        Answer(omni(demo_server, {"messages": long}))
+
+
+def test_the_stages_by_hand_say_what_omni_bls_says(demo_server: TritonServer, checkpoint) -> None:
+    """A plain client walks the three models itself: whole text, whole codes, whole utterance."""
+    whole = {"sequence_start": True, "sequence_end": True}
+    sampling = GREEDY["thinker"] | {"max_tokens": 8}
+    request = {"messages": HELLO, "sampling": sampling}
+    prompt, *text = TritonCall(demo_server, "thinker", {"REQUEST": [json.dumps(request)]})
+    ids = np.concatenate([response["TOKEN_IDS"] for response in text])
+    talk = {"sampling": GREEDY["talker"] | {"max_frames": 20}, "speaker": ModelConfig.load(checkpoint).default_speaker}
+    inputs = {"REQUEST": [json.dumps(talk)], "PROMPT_TOKEN_IDS": prompt["PROMPT_TOKEN_IDS"], "TOKEN_IDS": ids}
+    chunks = [r["CODES"] for r in TritonCall(demo_server, "talker", inputs, sequence_id="by hand", **whole)]
+    codes = np.concatenate(chunks)[np.newaxis]
+    (sound,) = TritonCall(demo_server, "code2wav", {"CODES": codes}, sequence_id="by hand", **whole)
+    answer = Answer(omni(demo_server, speech(thinker=sampling, talker=talk["sampling"])))
+    assert list(itertools.accumulate(map(len, chunks)))[:3] == [0, 4, 12]
+    assert_same_sound(sound["AUDIO"].ravel(), answer.audio)
