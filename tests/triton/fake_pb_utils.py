@@ -47,6 +47,9 @@ class Sender:
     def get_response_sender(self):
         return self
 
+    def parameters(self):
+        return "{}"
+
     def is_cancelled(self):
         assert not self.finished.is_set(), "the server dies of this"
         return self.left

@@ -80,6 +80,6 @@ def _engine(instance: Instance) -> ThinkerEngine:
 
         return NullThinker(instance.null_config(NullThinkerConfig))
     from triton_omni.thinker.config import ThinkerConfig
-    from triton_omni.thinker.transformers_engine import TransformersThinker
+    from triton_omni.thinker.factory import load_thinker
 
-    return TransformersThinker(instance.checkpoint(), instance.config(ThinkerConfig))
+    return load_thinker(instance.checkpoint(), instance.config(ThinkerConfig))

@@ -1,0 +1,185 @@
+"""The response thread and the wakeups, with a fake of Triton's module."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.triton.fake_pb_utils import Sender, Tensor
+from triton_omni.errors import CapacityError, InvalidRequestError, StageError
+
+if "triton_python_backend_utils" not in sys.modules:
+    pytest.fail("conftest.py provides it")
+
+from triton_omni.triton import wakeups
+from triton_omni.triton.responder import Responder
+from triton_omni.triton.wakeups import Record, WakeupReader, WakeupWriter
+
+POLL_S = 0.01
+
+
+class Event(str):
+    @property
+    def finish_reason(self) -> str | None:
+        return "stop" if self.endswith(".") else None
+
+
+def _encode(events):
+    return [[Tensor("TEXT", ["".join(events)])]] if events else []
+
+
+@pytest.fixture
+def responder() -> Iterator[Responder]:
+    responder = Responder("test", poll_s=POLL_S)
+    yield responder
+    responder.close()
+
+
+def _texts(sender: Sender) -> list[str]:
+    return [str(response.tensors["TEXT"][0]) for response, _ in sender.sent if response and not response.error]
+
+
+def test_everything_leaves_in_order_and_ends_once(responder: Responder) -> None:
+    sender = Sender()
+    stream = responder.open(sender, _encode)
+    for part in ("a", "b", "c", "d."):
+        stream.sink(Event(part))
+    stream.sink(Event("late"))
+    stream.fail(CapacityError("late"))
+    assert sender.finished.wait(5)
+    assert "".join(_texts(sender)) == "abcd."
+    assert [final for _, final in sender.sent] == [False] * (len(sender.sent) - 1) + [True]
+
+
+def test_what_gathers_while_a_send_takes_its_time_leaves_together(responder: Responder) -> None:
+    gate, sender = threading.Event(), Sender()
+    blocked = responder.open(Sender(), lambda _: [gate.wait(5) and [Tensor("TEXT", ["x"])]])
+    blocked.send(Event("x"))
+    stream = responder.open(sender, _encode)
+    for part in ("a", "b", "c."):
+        stream.sink(Event(part))
+    gate.set()
+    assert sender.finished.wait(5)
+    assert _texts(sender) == ["abc."] and len(sender.sent) == 1
+
+
+def test_errors_are_wire_lines_and_final(responder: Responder) -> None:
+    sender = Sender()
+    stream = responder.open(sender, _encode)
+    stream.sink(Event("a"))
+    stream.sink(InvalidRequestError("messages", "must be a list"))
+    assert sender.finished.wait(5)
+    assert sender.sent[-1][0].error == "invalid_request [messages]: must be a list"
+
+
+def test_a_guard_ends_the_request_whatever_is_raised(responder: Responder) -> None:
+    for error, line in (
+        (CapacityError("full"), "overloaded: full"),
+        (ZeroDivisionError("oh"), "stage_failed [talker]: ZeroDivisionError: oh"),
+    ):
+        sender = Sender()
+        with responder.open(sender, _encode).guard("talker"):
+            raise error
+        assert sender.finished.wait(5)
+        assert sender.sent[-1][0].error == line
+
+
+def test_a_response_that_cannot_be_built_ends_the_request(responder: Responder) -> None:
+    sender, taken_back = Sender(), threading.Event()
+    stream = responder.open(sender, lambda _: 1 / 0, on_cancel=taken_back.set)
+    stream.send(Event("a"))
+    assert sender.finished.wait(5) and taken_back.is_set()
+    assert sender.sent[-1][0].error.startswith("stage_failed [response]")
+    stream.send(Event("b."), final=True)
+
+
+def test_a_caller_that_leaves_is_noticed_once_and_still_gets_final(responder: Responder) -> None:
+    sender, calls, left = Sender(), [], threading.Event()
+    stream = responder.open(sender, _encode, on_cancel=lambda: (calls.append(1), left.set()))
+    sender.left = True
+    assert left.wait(5)
+    assert not sender.finished.wait(5 * POLL_S)
+    stream.sink(Event("cancelled."))
+    assert sender.finished.wait(5)
+    assert calls == [1]
+
+
+@pytest.fixture
+def reader() -> Iterator[WakeupReader]:
+    reader = WakeupReader()
+    yield reader
+    reader.close()
+
+
+class AskingSender(Sender):
+    def __init__(self, wakeup: str) -> None:
+        super().__init__()
+        self.parameters = lambda: '{"omni_wakeup": "%s"}' % wakeup  # noqa: UP031
+
+
+def test_a_stream_announces_each_response_and_its_end(responder: Responder, reader: WakeupReader) -> None:
+    _, arrivals = reader.open("talker")
+    stream = responder.open(AskingSender(arrivals.parameter), _encode)
+    stream.sink(Event("a"))
+    assert arrivals.wait(1)
+    stream.sink(Event("b."))
+    assert arrivals.wait(2)
+    assert not arrivals.wait(3)
+
+
+def test_silence_is_an_error_of_the_stage(reader: WakeupReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wakeups, "SILENCE_S", 0.05)
+    _, arrivals = reader.open("talker")
+    with pytest.raises(StageError, match="nothing was heard"):
+        arrivals.wait(1)
+
+
+def test_an_open_stream_says_that_it_lives(
+    responder: Responder, reader: WakeupReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wakeups, "SILENCE_S", 20 * POLL_S)
+    _, arrivals = reader.open("talker")
+    stream = responder.open(AskingSender(arrivals.parameter), _encode)
+    timer = threading.Timer(60 * POLL_S, lambda: stream.sink(Event("a.")))
+    timer.start()
+    assert arrivals.wait(1), "three times the silence that is allowed"
+    timer.join()
+
+
+def test_streams_do_not_hear_each_other_and_forgotten_ones_nothing(reader: WakeupReader) -> None:
+    (first_key, first), (_, second) = reader.open("talker"), reader.open("thinker")
+    reader.forget(first_key)
+    writer = WakeupWriter()
+    writer.write(first.parameter, Record.RESPONSE)
+    writer.write(second.parameter, Record.RESPONSE)
+    assert second.wait(1)
+    assert first._count == 0
+
+
+@pytest.mark.parametrize("target", ["", "x", "../../etc/passwd:00", f"{'0' * 32}:{'0' * 32}"])
+def test_a_parameter_that_names_no_pipe_does_nothing(target: str) -> None:
+    WakeupWriter().write(target, Record.RESPONSE)
+
+
+def test_a_file_in_the_place_of_the_pipe_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wakeups.tempfile, "gettempdir", lambda: str(tmp_path))
+    number = "a" * 32
+    file = tmp_path / f"triton_omni_{number}.fifo"
+    file.write_text("mine")
+    WakeupWriter().write(f"{number}:{'0' * 32}", Record.RESPONSE)
+    assert file.read_text() == "mine"
+
+
+def test_a_reader_that_is_gone_is_nobody_to_tell() -> None:
+    reader, writer = WakeupReader(), WakeupWriter()
+    _, arrivals = reader.open("talker")
+    writer.write(arrivals.parameter, Record.RESPONSE)
+    reader.close()
+    for _ in range(2):
+        writer.write(arrivals.parameter, Record.RESPONSE)
+    assert not os.path.exists(reader._path)
