@@ -3,7 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from triton_omni.serve.bare_tritonserver import ROOT, command
-from triton_omni.serve.tritonserver import BACKEND_CONFIG, Installation
+from triton_omni.serve.installation import Installation
+from triton_omni.serve.tritonserver import BACKEND_CONFIG
 
 CONTAINERS = Installation(Path("/opt/tritonserver/bin/tritonserver"))
 

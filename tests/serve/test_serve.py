@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -202,3 +203,16 @@ def wait_for_stubs(served: Served) -> None:
         assert served.process.poll() is None and time.monotonic() < deadline, served.stderr
         with contextlib.suppress(subprocess.TimeoutExpired):
             served.process.wait(0.1)
+
+
+def test_a_killed_supervisor_takes_its_children_with_it(checkpoint: Path, tmp_path: Path) -> None:
+    with serving(checkpoint, tmp_path) as served:
+        wait_for_stubs(served)
+        processes = served.processes()
+        served.process.kill()
+        served.process.wait()
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for pid in processes:
+            with contextlib.suppress(ProcessLookupError):
+                assert select.select([os.pidfd_open(pid)], [], [], deadline - time.monotonic())[0], processes[pid]
+        assert_nothing_left(served, processes, shared_memory(processes))

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from triton_omni.errors import ConfigError
-from triton_omni.serve.tritonserver import BACKEND_CONFIG, Installation
+from triton_omni.serve.installation import Installation
+from triton_omni.serve.tritonserver import BACKEND_CONFIG
 
 ROOT = Path(__file__).resolve().parents[2]
 

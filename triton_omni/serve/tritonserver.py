@@ -27,6 +27,7 @@ from typing import Self
 from triton_omni.errors import ConfigError
 from triton_omni.model_config import CHECKPOINT_VARIABLE
 from triton_omni.serve.installation import Installation, Interpreter
+from triton_omni.serve.processes import WITH_PARENT
 
 __all__ = ["BACKEND_CONFIG", "Installation", "Progress", "TritonServer", "free_ports"]
 
@@ -123,7 +124,7 @@ class TritonServer:
             raise ConfigError(f"{self.checkpoint} holds no config.json: not a checkpoint", field="checkpoint")
         installation, python = Installation.find(), Interpreter.of(self._python)
         self._scratch = Path(tempfile.mkdtemp(prefix="triton_omni_"))
-        command = [str(installation.binary), *self._server_arguments()]
+        command = [*WITH_PARENT, str(installation.binary), *self._server_arguments()]
         command += installation.backend_directory(self._scratch / "backends", python)
         base = {**os.environ, "TMPDIR": str(self._scratch), **self._environment}  # what a killed model leaves goes, too
         env = installation.environment(base, python)
