@@ -1,10 +1,11 @@
-"""Two thousand requests at 64 streams, under each Python that models may run under."""
+"""Two thousand requests at 64 streams, under each Python that models may run under; and a stage that dies."""
 
 from __future__ import annotations
 
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -12,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tritonclient.utils import InferenceServerException
 
-from tests.triton.client import Answer, gauges, omni, open_sessions, speech
+from tests.triton.client import HELLO, Answer, gauges, omni, open_sessions, speech
 from triton_omni.serve.processes import model_stubs
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -65,3 +67,18 @@ def _answer(server) -> tuple[int, int, int]:
     answer = Answer(omni(server, speech()))
     assert answer.end["finish_reason"] == "stop"
     return len(answer.text.split()), answer.audio.size, len(answer.parts)
+
+
+def test_a_stage_that_dies_ends_its_requests(make_server) -> None:
+    """Triton itself ends no stream of a dead model."""
+    slow = {"talker": {"null_frame_ms": "100"}}
+    with make_server(slow, {"omni_bls": 1}, null=True) as server:
+        server.wait_ready(120)
+        responses = iter(omni(server, speech()))
+        while not next(responses)["AUDIO"].size:
+            pass
+        (talker,) = (stub for stub in model_stubs(server.pid) if "'talker'" in stub.name)
+        os.kill(talker.pid, signal.SIGKILL)
+        with pytest.raises(InferenceServerException, match=r"^stage_failed \[talker\]: "):
+            list(responses)
+        assert Answer(omni(server, {"messages": HELLO})).end["finish_reason"] == "stop", "text needs no talker"
