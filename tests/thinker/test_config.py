@@ -18,7 +18,7 @@ from triton_omni.thinker.limits import context_tokens, eos_token_ids, max_answer
 @pytest.mark.parametrize(
     ("values", "field", "told"),
     [
-        ({"engine": "magic"}, "engine", "auto, transformers"),
+        ({"engine": "magic"}, "engine", "auto, vllm, transformers"),
         ({"dtype": "int8"}, "dtype", "bfloat16"),
         ({"max_num_seqs": 0}, "max_num_seqs", "at least 1"),
         ({"max_num_seq": 4}, "max_num_seq", "max_num_seqs"),
@@ -39,13 +39,13 @@ def test_wrong_settings_name_themselves(values: dict[str, Any], field: str, told
 )
 def test_settings_that_do_not_fit_stop_the_load(model_config: ModelConfig, changes: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        load_thinker(model_config, ThinkerConfig(**changes))
+        load_thinker(model_config, ThinkerConfig(engine="transformers", **changes))
     assert raised.value.field == field
 
 
 def test_a_frame_rate_between_positions_stops_the_load(model_config: ModelConfig) -> None:
     with pytest.raises(ConfigError) as raised:
-        load_thinker(model_config, ThinkerConfig(video_fps=3.3))
+        load_thinker(model_config, ThinkerConfig(engine="transformers", video_fps=3.3))
     assert raised.value.field == "video_fps"
 
 

@@ -41,7 +41,7 @@ def test_a_request_from_first_to_last_event(engine: ThinkerEngine, tokenizer: An
     assert [event.finish_reason for event in sink.events[:-1]] == [None] * (len(sink.events) - 1)
     assert (len(sink.ids), sink.finish_reason) == (12, "length")
     assert sink.text == tokenizer.decode(sink.ids, skip_special_tokens=True)
-    assert len(sink.events) == 13  # the prompt, then each token as it comes
+    assert 2 <= len(sink.events) <= 13  # the prompt, then the tokens as they come
 
 
 def test_eos_ends_the_answer_and_is_left_out(engine: ThinkerEngine) -> None:

@@ -56,7 +56,7 @@ def check(engine: ThinkerEngine, oracle: Oracle, media: Media, messages: Any) ->
     assert sink.finish_reason == expected.finish_reason
     np.testing.assert_array_equal(rows.positions, expected.positions)
     got = rows.rows.view(np.float32).reshape(expected.rows.shape)
-    np.testing.assert_allclose(got, expected.rows, atol=1e-4, rtol=1e-4)
+    np.testing.assert_allclose(got, expected.rows, atol=5e-4, rtol=1e-4)  # of values up to 8
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -21,7 +21,10 @@ def asked(media: Media, **changes: Any) -> Any:
     return request(CONTENT, media=(media.audio, media.image), max_tokens=3, ignore_eos=True, want_rows=True, **changes)
 
 
-def test_rows_equal_a_direct_forward(engine: TransformersThinker, media: Media, model_config: ModelConfig) -> None:
+def test_rows_equal_a_direct_forward(
+    transformers_engine: TransformersThinker, media: Media, model_config: ModelConfig
+) -> None:
+    engine = transformers_engine
     what = asked(media)
     sink = ask(engine, what)
     rows = engine.rows(what.request_id, 10)
@@ -53,7 +56,8 @@ def test_rows_equal_a_direct_forward(engine: TransformersThinker, media: Media, 
 
 
 @pytest.mark.parametrize("layer", ["first", "inner", "last"])
-def test_any_layer_is_transformers_own(engine: TransformersThinker, media: Media, layer: str) -> None:
+def test_any_layer_is_transformers_own(transformers_engine: TransformersThinker, media: Media, layer: str) -> None:
+    engine = transformers_engine
     model = engine._model
     chosen = {"first": 0, "inner": 1, "last": len(model._text.layers)}[layer]
     placed = model.place(engine._prompts.build(asked(media)))
@@ -94,7 +98,8 @@ def test_rows_outlive_a_short_answer_until_fetched(engine: ThinkerEngine, media:
         engine.rows(what.request_id, 0)
 
 
-def test_unfetched_rows_do_not_pile_up(engine: TransformersThinker, media: Media) -> None:
+def test_unfetched_rows_do_not_pile_up(transformers_engine: TransformersThinker, media: Media) -> None:
+    engine = transformers_engine
     requests = [asked(media) for _ in range(engine._config.max_num_seqs + 2)]
     for what in requests:
         ask(engine, what)
@@ -126,7 +131,7 @@ def test_rows_nobody_asked_for_or_knows(engine: ThinkerEngine) -> None:
     sink.done()
 
 
-def test_waiting_for_rows_has_an_end(engine: TransformersThinker, media: Media) -> None:
+def test_waiting_for_rows_has_an_end(engine: Any, media: Media) -> None:
     blockers = [request("hello", max_tokens=3000, ignore_eos=True) for _ in range(engine._config.max_num_seqs)]
     sinks = [send(engine, what).until(lambda sink: bool(sink.ids)) for what in blockers]
     what = asked(media)

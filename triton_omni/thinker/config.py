@@ -6,7 +6,7 @@ import dataclasses
 
 from triton_omni.errors import InvalidRequestError
 
-ENGINES = ("auto", "transformers")
+ENGINES = ("auto", "vllm", "transformers")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _AT_LEAST_ONE = (
     "max_num_seqs",
@@ -23,6 +23,8 @@ _AT_LEAST_ONE = (
 class ThinkerConfig:
     """How the thinker runs. Made from a flat mapping by ``options.from_mapping``.
 
+    ``engine`` "auto": vLLM where it can be imported, else transformers. ``vllm_args``: a JSON object of vLLM's
+    AsyncEngineArgs, on top of what the other settings say ({"tensor_parallel_size": 2, "quantization": "fp8"}).
     ``dtype`` "auto": the checkpoint's; ``device`` "auto": the GPU where there is one; ``max_model_len`` 0: the
     checkpoint's context. ``max_num_seqs`` requests run at once, the others wait; above ``max_open_requests`` new ones
     are refused. The media limits hold for one file each: ``max_audio_s`` also for a video's track,
@@ -41,6 +43,7 @@ class ThinkerConfig:
     max_video_frames: int = 768
     max_video_pixels: int = 400_000_000
     video_fps: float = 2.0
+    vllm_args: str = ""
 
     def __post_init__(self) -> None:
         _one_of("engine", self.engine, ENGINES)

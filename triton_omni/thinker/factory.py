@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+
+from triton_omni.errors import ConfigError
 from triton_omni.model_config import ModelConfig
 from triton_omni.pipeline.stages import ThinkerEngine
 from triton_omni.thinker.config import ThinkerConfig
 
 
 def load_thinker(model_config: ModelConfig, config: ThinkerConfig) -> ThinkerEngine:
-    """Load weights and processor and start the engine. "auto" is transformers.
+    """Load weights and processor and start the engine; torch and vLLM load with it, not before.
 
     Raises: CheckpointError, ConfigError.
     """
-    from triton_omni.thinker.transformers_engine import TransformersThinker  # torch loads with the engine, not before
+    has_vllm = importlib.util.find_spec("vllm") is not None
+    if config.engine == "vllm" and not has_vllm:
+        raise ConfigError("is vllm, but vLLM is not installed; auto and transformers do without it", field="engine")
+    if config.engine != "vllm":
+        from triton_omni.thinker.transformers_engine import TransformersThinker
 
-    return TransformersThinker(model_config, config)
+        return TransformersThinker(model_config, config)
+    # On CPU vLLM would bind its threads to cores which the talker and code2wav use too; it reads this at import.
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    from triton_omni.thinker.vllm_engine import VllmThinker
+
+    return VllmThinker(model_config, config)

@@ -1,0 +1,78 @@
+"""vLLM's engine arguments from the thinker's settings. Imports vLLM."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+
+from triton_omni.errors import ConfigError
+from triton_omni.model_config import ModelConfig
+from triton_omni.options import unknown_key_message
+from triton_omni.thinker.config import ThinkerConfig
+from triton_omni.thinker.limits import context_tokens
+from triton_omni.thinker.vllm_plugin import ARCHITECTURE
+
+_OURS = ("model", "hf_overrides", "kv_transfer_config", "tokenizer", "trust_remote_code", "pipeline_parallel_size")
+_CPU_KV_CACHE_BYTES = 1 << 30
+
+
+def engine_args(model_config: ModelConfig, config: ThinkerConfig, rows_socket: str) -> AsyncEngineArgs:
+    """``config.vllm_args`` on top of what the thinker's own settings say. Raises ConfigError naming the key."""
+    given = parse_vllm_args(config.vllm_args)
+    _check_device(config.device)
+    values: dict[str, Any] = {
+        "model": str(model_config.path),
+        "hf_overrides": {"architectures": [ARCHITECTURE]},
+        "dtype": config.dtype,
+        "max_model_len": context_tokens(model_config, config.max_model_len),
+        "max_num_seqs": config.max_num_seqs,
+        "generation_config": "vllm",  # sampling defaults are the caller's
+        "enable_prefix_caching": True,
+        "mm_processor_cache_gb": 0,  # prompts arrive processed
+        "disable_log_stats": True,
+    }
+    if current_platform.device_type == "cpu":
+        values["kv_cache_memory_bytes"] = _CPU_KV_CACHE_BYTES  # vLLM's own default is a share of the machine's memory
+    if model_config.speaks:
+        values["kv_transfer_config"] = {
+            "kv_connector": "RowsConnector",
+            "kv_connector_module_path": "triton_omni.thinker.vllm_connector",
+            "kv_role": "kv_producer",
+            "kv_connector_extra_config": {"rows_socket": rows_socket},
+        }
+    try:
+        return AsyncEngineArgs(**(values | given))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"are refused by vLLM: {error}", field="vllm_args") from error
+
+
+def parse_vllm_args(text: str) -> dict[str, Any]:
+    """A JSON object of AsyncEngineArgs' fields. Raises ConfigError."""
+    if not text.strip():
+        return {}
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"must be a JSON object, got {text!r}: {error}", field="vllm_args") from None
+    if not isinstance(given, dict):
+        raise ConfigError(f"must be a JSON object, got {text!r}", field="vllm_args")
+    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)} - set(_OURS)
+    for key in given:
+        if key in _OURS:
+            raise ConfigError("is set by the thinker and cannot be changed", field=f"vllm_args.{key}")
+        if key not in known:
+            raise ConfigError(unknown_key_message(key, known), field=f"vllm_args.{key}")
+    return given
+
+
+def _check_device(device: str) -> None:
+    have = current_platform.device_type
+    if device not in ("auto", have):
+        raise ConfigError(
+            f"must be auto or {have}, which this vLLM runs on, got {device!r}; CUDA_VISIBLE_DEVICES chooses GPUs",
+            field="device",
+        )
