@@ -9,8 +9,10 @@ import binascii
 import dataclasses
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
+from openai_frontend.encoders import CODECS, CompressedEncoder, compressed_file
 from triton_omni.model_config import SAMPLE_RATE_HZ
 
 _SAMPLE_BYTES = 2
@@ -69,13 +71,24 @@ def wav_file(pcm: bytes) -> bytes:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AudioFormat:
+    """``stream`` makes an encoder, ``whole`` a file. ``compressed``: both take long enough for a thread."""
+
     stream: Callable[[], AudioEncoder]
     whole: Callable[[bytes], bytes]
+    media_type: str
+    compressed: bool = False
 
 
+# What this installation can write; a format whose encoder is not built into FFmpeg is not here.
 FORMATS: dict[str, AudioFormat] = {
-    "wav": AudioFormat(stream=WavEncoder, whole=wav_file),
-    "pcm16": AudioFormat(stream=Pcm16Encoder, whole=bytes),
+    "wav": AudioFormat(WavEncoder, wav_file, "audio/wav"),
+    "pcm16": AudioFormat(Pcm16Encoder, bytes, f"audio/pcm;rate={SAMPLE_RATE_HZ}"),
+} | {
+    name: AudioFormat(
+        partial(CompressedEncoder, codec), partial(compressed_file, codec), codec.media_type, compressed=True
+    )
+    for name, codec in CODECS.items()
+    if codec.available
 }
 
 
@@ -89,6 +102,7 @@ class AudioStream:
     """
 
     def __init__(self, audio_format: str) -> None:
+        self.compressed = FORMATS[audio_format].compressed
         self._encoder = FORMATS[audio_format].stream()
         self._rest = b""
 

@@ -12,6 +12,7 @@ no choices; ``[DONE]``. Text fields of all deltas may be joined as they are, bas
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import time
@@ -81,12 +82,19 @@ async def whole(pieces: AsyncGenerator[Delta, None], shape: Shape) -> bytes:
     if shape.audio_format is not None:
         message["audio"] = {
             "id": shape.audio_id,
-            "data": base64_text(FORMATS[shape.audio_format].whole(b"".join(pcm))),
+            "data": await _file(shape.audio_format, b"".join(pcm)),
             "transcript": said,
             "expires_at": shape.created,
         }
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": end["finish_reason"]}
     return orjson.dumps(shape.envelope("chat.completion", choices=[choice], usage=shape.usage(end["usage"])))
+
+
+async def _file(audio_format: str, pcm: bytes) -> str:
+    """Base64 of the whole file."""
+    writer = FORMATS[audio_format]
+    content = await asyncio.to_thread(writer.whole, pcm) if writer.compressed else writer.whole(pcm)
+    return base64_text(content)
 
 
 async def server_sent_events(
@@ -99,7 +107,8 @@ async def server_sent_events(
         for chunk in stream.take(first):
             yield chunk
         async for piece in rest:
-            for chunk in stream.take(piece):
+            on_thread = stream.compresses and (piece.audio or piece.event)
+            for chunk in await asyncio.to_thread(stream.take, piece) if on_thread else stream.take(piece):
                 yield chunk
     except Exception as error:
         _, body = errors.describe(reword(error) if isinstance(error, OmniError) else error)
@@ -115,6 +124,10 @@ class _Chunks:
         self._audio = AudioStream(shape.audio_format) if shape.audio_format is not None else None
         self._audio_id: dict[str, str] = {"id": shape.audio_id}  # empty once it has been told
         self._usage: dict[str, Any] = {"usage": None} if shape.include_usage else {}
+
+    @property
+    def compresses(self) -> bool:
+        return self._audio is not None and self._audio.compressed
 
     def chunk(self, delta: dict[str, Any], modality: str = "text", finish_reason: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}

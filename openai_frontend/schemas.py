@@ -171,7 +171,7 @@ Message: TypeAlias = Annotated[SystemMessage | UserMessage | AssistantMessage, F
 
 def _known_format(value: str) -> str:
     if value not in FORMATS:
-        message = f"must be one of {', '.join(FORMATS)}"
+        message = f"Invalid audio format; must be one of {', '.join(FORMATS)}"
         raise PydanticCustomError("unknown_format", "{message}", {"message": message})
     return value
 
