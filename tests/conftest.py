@@ -13,10 +13,17 @@ import pytest
 if TYPE_CHECKING:
     from tests.oracle import Oracle
 
+pytest_plugins = ["tests.servers"]
+
 # The demo's tensors are so small that a second thread only waits; set before anything loads torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests last; otherwise the order stays."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
 
 
 @pytest.fixture(scope="session")
