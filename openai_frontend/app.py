@@ -7,12 +7,18 @@ import time
 from collections.abc import AsyncIterator
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from openai_frontend import errors
+from openai_frontend.access import KeyMiddleware, LimitMiddleware
 from openai_frontend.context import Context
+from openai_frontend.drain import Drain, DrainMiddleware
 from openai_frontend.engine import Engine
+from openai_frontend.keys import KeyRing
+from openai_frontend.metrics import MeasuredEngine, Metrics, MetricsMiddleware
 from openai_frontend.middleware import BodyLimitMiddleware, RequestIdMiddleware
 from openai_frontend.routers import chat, health, models
+from openai_frontend.routers import metrics as metrics_router
 from openai_frontend.settings import Settings
 from triton_omni.model_config import ModelConfig
 from triton_omni.pipeline.request import RequestParser
@@ -23,19 +29,51 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
     configuration cannot be read.
     """
     config = ModelConfig.load(settings.checkpoint)
+    metrics, drain = Metrics(), Drain(settings.drain_s)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
+        async with drain.on_stop_signals():
+            yield
         await engine.close()
+        metrics.close()
 
-    app = FastAPI(title="Triton-Omni", lifespan=lifespan)
+    # FastAPI's own pages load their scripts from the network: /openapi.json only.
+    app = FastAPI(title="Triton-Omni", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.context = Context(
-        settings=settings, engine=engine, config=config, parser=RequestParser(config), started=int(time.time())
+        settings=settings,
+        engine=MeasuredEngine(engine, metrics),
+        config=config,
+        parser=RequestParser(config),
+        started=int(time.time()),
+        metrics=metrics,
+        drain=drain,
     )
-    for module in (chat, models, health):
+    for module in (chat, models, health, metrics_router):
         app.include_router(module.router)
-    app.add_middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes)
-    app.add_middleware(RequestIdMiddleware)
+    _add_middleware(app, settings, metrics, drain)
     errors.install(app)
     return app
+
+
+def _add_middleware(app: FastAPI, settings: Settings, metrics: Metrics, drain: Drain) -> None:
+    """From the inside out: the last one meets a request first."""
+    app.add_middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes)
+    app.add_middleware(
+        LimitMiddleware,
+        requests_per_minute=settings.requests_per_minute,
+        max_concurrent=settings.max_concurrent_requests,
+    )
+    protected = ("/metrics",) if settings.protect_metrics else ()
+    app.add_middleware(KeyMiddleware, keys=KeyRing(settings.api_keys), protected=protected)
+    app.add_middleware(DrainMiddleware, drain=drain)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    app.add_middleware(MetricsMiddleware, metrics=metrics, paths=[getattr(r, "path", "") for r in app.routes])
+    app.add_middleware(RequestIdMiddleware)

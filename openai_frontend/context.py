@@ -7,7 +7,9 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from openai_frontend.drain import Drain
 from openai_frontend.engine import Engine
+from openai_frontend.metrics import Metrics
 from openai_frontend.settings import Settings
 from triton_omni.errors import NotFoundError
 from triton_omni.model_config import ModelConfig
@@ -23,6 +25,8 @@ class Context:
     config: ModelConfig
     parser: RequestParser
     started: int
+    metrics: Metrics
+    drain: Drain
 
     @property
     def voices(self) -> list[str]:

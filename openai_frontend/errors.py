@@ -30,6 +30,20 @@ class UnavailableError(OmniError):
     code = "unavailable"
 
 
+class UnauthorizedError(OmniError):
+    """No key, or none of ours."""
+
+    code = "invalid_api_key"
+
+
+class RateLimitError(CapacityError):
+    """This client asks too often. ``retry_after_s``: when it may ask again."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 # Most special first. 499: the client closed the request; nobody reads that answer, but the access log shows it.
 _KINDS: tuple[tuple[type[OmniError], int, str, str], ...] = (
     (NotFoundError, 404, "invalid_request_error", "not_found"),
@@ -38,6 +52,7 @@ _KINDS: tuple[tuple[type[OmniError], int, str, str], ...] = (
     (RequestCancelledError, 499, "request_cancelled", "cancelled"),
     (RequestTimeoutError, 504, "server_error", "timeout"),
     (UnavailableError, 503, "server_error", "unavailable"),
+    (UnauthorizedError, 401, "invalid_request_error", "invalid_api_key"),
 )
 _RETRY_AFTER_S = {429: "1", 503: "5"}
 
@@ -56,13 +71,23 @@ def describe(error: Exception) -> tuple[int, dict[str, Any]]:
     return 500, _body(error.to_wire(), "server_error", None, error.code)
 
 
+def response(error: Exception) -> Response:
+    """``error`` as an answer, with the headers that belong to its status."""
+    headers = {}
+    if isinstance(error, RateLimitError):
+        headers["retry-after"] = str(error.retry_after_s)
+    elif isinstance(error, UnauthorizedError):
+        headers["www-authenticate"] = "Bearer"
+    return _response(*describe(error), headers)
+
+
 def install(app: FastAPI) -> None:
     """Answers every error of ``app`` in this shape."""
 
     @app.exception_handler(OmniError)
     @app.exception_handler(Exception)
     async def on_error(request: Request, error: Exception) -> Response:
-        return _response(*describe(error))
+        return response(error)
 
     @app.exception_handler(RequestValidationError)
     async def on_validation_error(request: Request, error: RequestValidationError) -> Response:
@@ -137,4 +162,4 @@ def _clean(text: str) -> str:
 
 def _response(status: int, body: dict[str, Any], headers: Any = None) -> Response:
     retry = {"retry-after": _RETRY_AFTER_S[status]} if status in _RETRY_AFTER_S else {}
-    return Response(orjson.dumps(body), status, {**(headers or {}), **retry}, "application/json")
+    return Response(orjson.dumps(body), status, {**retry, **(headers or {})}, "application/json")

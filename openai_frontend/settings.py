@@ -5,12 +5,19 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from triton_omni.errors import ConfigError
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
     """``triton_url`` is tritonserver's gRPC address (host:port). ``model_name`` is what clients write in ``model``;
     empty: the name of the checkpoint's directory. ``stall_timeout_s`` bounds the wait for the next piece of an answer;
     it is longer than omni_bls's own time-out, and only notices a server that has died.
+
+    ``api_keys``: empty, and everybody may ask. ``requests_per_minute`` and ``max_concurrent_requests`` hold for each
+    key (each client address when there are no keys) in each worker; 0: no limit.
+
+    Raises: ConfigError naming the option.
     """
 
     checkpoint: Path
@@ -23,6 +30,26 @@ class Settings:
     stall_timeout_s: float = 660.0
     drain_s: float = 10.0
     log_level: str = "info"
+    triton_metrics_url: str = ""
+    api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    protect_metrics: bool = False
+    requests_per_minute: int = 0
+    max_concurrent_requests: int = 0
+    max_speech_characters: int = 4096
+    cors_origins: tuple[str, ...] = ()
+    ssl_certfile: str = ""
+    ssl_keyfile: str = ""
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ConfigError(f"must be at least 1, got {self.workers}", field="workers")
+        if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
+            missing = "ssl_keyfile" if self.ssl_certfile else "ssl_certfile"
+            raise ConfigError("is missing: TLS needs a certificate and its key", field=missing)
+        for name in ("ssl_certfile", "ssl_keyfile"):
+            if (path := getattr(self, name)) and not Path(path).is_file():
+                raise ConfigError(f"{path} is no file", field=name)
 
     @property
     def served_model(self) -> str:

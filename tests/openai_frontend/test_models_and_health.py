@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from openai_frontend.main import parse_settings
+from openai_frontend.command_line import parse_settings
 from tests.openai_frontend.conftest import MODEL
 from tests.openai_frontend.fakes import FakeEngine, client_of
 from triton_omni.model_config import ModelConfig
