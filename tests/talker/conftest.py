@@ -5,12 +5,12 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 
-from tests.oracle import OracleAnswer
 from triton_omni.errors import OmniError
 from triton_omni.model_config import ModelConfig
 from triton_omni.pipeline.stages import CodesEvent, PromptRows, TalkerStart
@@ -19,6 +19,9 @@ from triton_omni.talker.config import TalkerConfig
 from triton_omni.talker.engine import LocalTalkerEngine
 from triton_omni.talker.factory import load_runner
 from triton_omni.talker.runner import TalkerRunner
+
+if TYPE_CHECKING:
+    from tests.oracle import OracleAnswer  # it loads transformers
 
 TIMEOUT_S = 60
 CHUNKS = (4, 8, 16, 25)

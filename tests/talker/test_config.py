@@ -75,5 +75,5 @@ def test_bfloat16_speaks(model_config: ModelConfig) -> None:
     config = TalkerConfig(max_sessions=1, max_context=64, dtype="bfloat16")
     runner = load_runner(model_config, config)
     groups = runner.talker.shape.groups
-    codes = [runner.decode([0], [5], limit=i + 1) for i in range(3)]
+    codes = [runner.decode([0], [5], limit=i + 1).read() for i in range(3)]
     assert runner.slots.kv.dtype is torch.bfloat16 and [c.shape for c in codes] == [(1, groups)] * 3

@@ -57,7 +57,7 @@ def idle(slots: int = 2) -> dict[str, int]:
 
 
 def test_text_then_tts_eos_once_then_pad(make: Make, hello: Start, runner: ScriptedRunner) -> None:
-    text = runner.talker.shape.text
+    text = runner.shape.text
     codes, reason = speak(make(), hello([5, 6, 7], sampling=dataclasses.replace(GREEDY, max_frames=6)))
     assert heard(codes) == [5, 6, 7, text.tts_eos, text.tts_pad, text.tts_pad] and reason == "length"
 
@@ -95,9 +95,9 @@ def test_max_frames_are_exact_and_leave_with_the_reason(make: Make, hello: Start
 
 def test_the_context_ends_speech_with_length(make: Make, hello: Start, prompt: Callable[..., np.ndarray]) -> None:
     start = hello([33] * 300, sampling=ENOUGH)
-    rows = len(prompt(("user", [12, 13, 14]))) - 3 + 9
+    rows = len(prompt(("user", [12, 13, 14]))) - 3 + 8
     codes, reason = speak(make(max_context=rows + 25), start)
-    assert (len(codes), reason) == (26, "length")  # the last frame needs no row
+    assert (len(codes), reason) == (25, "length")
     with pytest.raises(InvalidRequestError, match=f"{rows} talker rows and at least 25 frames.*{rows + 24}") as caught:
         speak(make(max_context=rows + 24), start)
     assert caught.value.field == "prompt_token_ids"
@@ -114,7 +114,7 @@ def test_nothing_to_say_is_a_stop_without_audio(
         hello([5], prompt_token_ids=prompt(("assistant", [11])), text_finished=False),
     ):
         codes, reason = speak(engine, start)
-        assert codes.shape == (0, runner.talker.shape.groups) and reason == "stop"
+        assert codes.shape == (0, runner.shape.groups) and reason == "stop"
     listener = Listener()
     engine.start("s", hello([], text_finished=False), listener)
     engine.append("s", ids(), True)
@@ -179,7 +179,8 @@ def test_200_cancels_leave_nothing_behind(make: Make, hello: Start) -> None:
 
 def test_a_failing_step_ends_its_batch_and_no_more(make: Make, hello: Start) -> None:
     engine, bystander = make(), Listener()
-    engine.start("bystander", hello([5, 6], text_finished=False), bystander)
+    engine.start("bystander", hello([5, 6], text_finished=False, chunk_frames=(2,)), bystander)
+    bystander.next()  # it has no more text, so it is in no batch
     for text in ([FAIL_TEXT], [5, FAIL_TEXT]):
         with pytest.raises(StageError, match="out of luck") as caught:
             speak(engine, hello(text))

@@ -64,9 +64,12 @@ def test_rows_and_positions_equal_transformers(
     prefill = plan_prefill(start_of(answer), ours.shape)
     assert prefill is not None
     with torch.inference_mode():
-        rows = prefill_rows(prefill, int(answer.token_ids[0]), ours)
+        first_codes = torch.tensor([[ours.shape.codec.bos] + [-1] * (ours.shape.groups - 1)])
+        first_step = ours.embed_codes(first_codes) + ours.text_table[int(answer.token_ids[0])]
+        rows = torch.cat([prefill_rows(prefill, ours), first_step])
     torch.testing.assert_close(rows, seen["rows"], rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(prefill.positions, seen["positions"].numpy())
+    np.testing.assert_array_equal(prefill.positions, seen["positions"][:, :-1].numpy())
+    assert (seen["positions"][:, -1] == prefill.next_position).all()
 
 
 @pytest.fixture

@@ -8,24 +8,36 @@ import torch
 
 from triton_omni.errors import ConfigError
 
+# Prompt rows of one graph: more would keep running sessions waiting for longer than one of their steps.
+MAX_GRAPHED_ROWS = 128
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TalkerConfig:
     """``max_sessions``: sessions that speak at once (one KV slot each), more wait; ``max_context``: rows of one slot,
-    prompt rows and codec frames together; ``prefill_chunk``: prompt rows computed between two decode steps;
-    ``device``: "auto" (a GPU where there is one), "cpu", "cuda", "cuda:1" …; ``dtype`` of weights and KV cache: "auto"
-    (bfloat16 on a GPU, float32 on CPU), "float32", "bfloat16" or "float16".
+    prompt rows and codec frames together; ``prefill_chunk``: prompt rows, of one session or several, computed between
+    two decode steps; ``device``: "auto" (a GPU where there is one), "cpu", "cuda", "cuda:1" …; ``dtype`` of weights and
+    KV cache: "auto" (bfloat16 on a GPU, float32 on CPU), "float32", "bfloat16" or "float16".
+
+    ``cuda_graph``: a step is one replay of a CUDA graph of fused kernels; None: where device and checkpoint allow it.
+    ``buckets``: numbers of rows that get a graph (a batch is filled up to the next one); empty: 1, 2, 4, 8, 16, 24, 32,
+    48, 64 as far as max_sessions needs them. ``async_output``: launch a step before the last one's codes are read;
+    None: where the device runs ahead of the host.
 
     Raises: ConfigError naming the field.
     """
 
     max_sessions: int = 32
     max_context: int = 4096
-    prefill_chunk: int = 512
+    prefill_chunk: int = 128
     device: str = "auto"
     dtype: str = "auto"
+    cuda_graph: bool | None = None
+    buckets: tuple[int, ...] = ()
+    async_output: bool | None = None
 
     def __post_init__(self) -> None:
         for field in ("max_sessions", "max_context", "prefill_chunk"):
@@ -33,6 +45,17 @@ class TalkerConfig:
                 raise ConfigError(f"must be at least 1, got {getattr(self, field)}", field=f"talker.{field}")
         if self.dtype not in ("auto", *_DTYPES):
             raise ConfigError(f"must be one of auto, {', '.join(_DTYPES)}, got {self.dtype!r}", field="talker.dtype")
+        if self.buckets and (min(self.buckets) < 1 or max(self.buckets) < self.max_sessions):
+            raise ConfigError(
+                f"must be at least 1, the largest at least max_sessions {self.max_sessions}, got {self.buckets}",
+                field="talker.buckets",
+            )
+
+    def row_buckets(self) -> tuple[int, ...]:
+        """The sizes of decode batches that get a graph, ascending."""
+        if self.buckets:
+            return tuple(sorted(set(self.buckets)))
+        return (*(bucket for bucket in BUCKETS if bucket < self.max_sessions), self.max_sessions)
 
     def torch_device(self) -> torch.device:
         """Where the talker runs. Raises ConfigError when it asks for a GPU that is not there."""

@@ -1,7 +1,12 @@
-"""Continuous batching over speech sessions: one thread that schedules, runs and hands out, step after step."""
+"""Continuous batching over speech sessions: one thread that schedules, runs and hands out, step after step.
+
+On a device that runs ahead of the host a step is launched before the codes of the one in front of it are read: the
+device never waits for the host. A session that turns out to have ended ignores its row of the step in flight.
+"""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import logging
@@ -10,14 +15,12 @@ import threading
 from collections.abc import Iterator
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from triton_omni.errors import InvalidRequestError, OmniError, StageError
 from triton_omni.pipeline.stages import CodesEvent, Int32, TalkerSink, TalkerStart
 from triton_omni.talker.config import TalkerConfig
 from triton_omni.talker.prefill import Prefill, check_text_ids, plan_prefill
-from triton_omni.talker.runner import TalkerRunner
+from triton_omni.talker.runner import PendingFrames, Piece, Runner
 from triton_omni.talker.session import Chunks, Phase, Session, Text
 
 logger = logging.getLogger(__name__)
@@ -29,10 +32,12 @@ MIN_ROOM_FRAMES = 25
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Work:
-    """What one turn of the loop does. ``batch``: sessions with the text token each of them speaks next."""
+    """What one turn of the loop does, in this order. ``prefill``: sessions with how many rows of their prompt to
+    compute; ``batch``: sessions with the text token each of them speaks next.
+    """
 
     ended: list[tuple[Session, CodesEvent | OmniError]]
-    prefill: Session | None
+    prefill: list[tuple[Session, int]]
     batch: list[tuple[Session, int]]
 
 
@@ -43,9 +48,12 @@ class LocalTalkerEngine:
     speaks, it is in the batch whenever its next token has arrived. All errors of a session go to its sink.
     """
 
-    def __init__(self, runner: TalkerRunner, config: TalkerConfig) -> None:
+    def __init__(self, runner: Runner, config: TalkerConfig) -> None:
         self._runner, self._config = runner, config
-        self._shape = runner.talker.shape
+        self._shape = runner.shape
+        runs_ahead = runner.runs_ahead if config.async_output is None else config.async_output
+        self._steps_ahead = 1 if runs_ahead else 0
+        self._in_flight: collections.deque[tuple[list[Session], PendingFrames]] = collections.deque()
         self._changed = threading.Condition()
         self._sessions: dict[str, Session] = {}
         self._free = list(reversed(range(config.max_sessions)))
@@ -160,13 +168,19 @@ class LocalTalkerEngine:
     def _turn(self, work: Work) -> None:
         for session, event in work.ended:
             self._end(session, event)
-        if work.prefill is not None:
-            with self._blaming([work.prefill]):
+        if work.prefill:
+            with self._blaming([session for session, _ in work.prefill]):
                 self._prefill(work.prefill)
-        if work.batch:
-            sessions = [session for session, _ in work.batch]
+        # a failed prefill has ended sessions of this batch
+        batch = [(session, text_id) for session, text_id in work.batch if session.phase is Phase.SPEAKING]
+        if batch:
+            sessions = [session for session, _ in batch]
             with self._blaming(sessions):
-                self._hand_out(sessions, self._decode(work.batch))
+                self._in_flight.append((sessions, self._decode(batch)))
+        if self._in_flight and (len(self._in_flight) > self._steps_ahead or not batch):
+            sessions, frames = self._in_flight.popleft()
+            with self._blaming(sessions):
+                self._hand_out(sessions, frames.read())
 
     def _schedule(self) -> Work | None:
         """Wait until there is something to do. None when the engine closes."""
@@ -176,13 +190,10 @@ class LocalTalkerEngine:
                 ending = {id(session) for session, _ in ended}
                 alive = [s for s in self._sessions.values() if id(s) not in ending]
                 self._admit(alive)
-                work = Work(
-                    ended=ended,
-                    prefill=next((s for s in alive if s.phase is Phase.PREFILL), None),
-                    batch=[(s, s.text.take()) for s in alive if s.phase is Phase.SPEAKING and s.text.has_next],
-                )
-                if work.ended or work.prefill or work.batch:
-                    return work
+                prefill = self._share_out([s for s in alive if s.phase is Phase.PREFILL])
+                batch = [(s, s.text.take()) for s in alive if s.can_speak(self._config.max_context)]
+                if ended or prefill or batch or self._in_flight:
+                    return Work(ended, prefill, batch)
                 self._changed.wait()
             return None
 
@@ -195,23 +206,36 @@ class LocalTalkerEngine:
                 session.slot = self._free.pop()
                 session.phase = Phase.PREFILL
 
-    def _prefill(self, session: Session) -> None:
-        """Compute the next piece of a session's prompt, and with the last one its first frame."""
-        slots, prefill, done = self._runner.slots, session.prefill, session.rows
-        assert prefill is not None
-        if done == 0:
-            slots.open(session.slot, session.sampling, session.seed)
-            session.prompt = self._runner.prompt_rows(prefill, session.text.take())
-        assert session.prompt is not None
-        end = min(done + self._config.prefill_chunk, prefill.rows)
-        hidden = self._runner.prefill(session.slot, session.prompt[done:end], prefill.positions[:, done:end], done)
-        session.rows = end
-        if end == prefill.rows:
-            session.phase, session.prompt = Phase.SPEAKING, None
-            self._hand_out([session], self._runner.first_frame(session.slot, hidden))
+    def _share_out(self, sessions: list[Session]) -> list[tuple[Session, int]]:
+        """``prefill_chunk`` rows among sessions with a prompt to compute, in order of arrival. A session whose prompt
+        is computed with that speaks in the same turn.
+        """
+        shares, left = [], self._config.prefill_chunk
+        for session in sessions:
+            assert session.prefill is not None
+            rows = min(left, session.prefill.rows - session.rows)
+            if rows == 0:
+                break
+            left -= rows
+            session.rows += rows
+            if session.rows == session.prefill.rows:
+                session.phase = Phase.SPEAKING
+            shares.append((session, rows))
+        return shares
 
-    def _decode(self, batch: list[tuple[Session, int]]) -> Tensor:
-        """Launch one step: codes [B, groups] on the device."""
+    def _prefill(self, shares: list[tuple[Session, int]]) -> None:
+        pieces = []
+        for session, rows in shares:
+            assert session.prefill is not None
+            if session.prompt is None:
+                session.prompt = self._runner.open(session.slot, session.prefill, session.sampling, session.seed)
+            pieces.append(Piece(session.prompt, session.rows - rows, session.rows))
+        self._runner.prefill(pieces)
+        for session, _ in shares:
+            if session.phase is Phase.SPEAKING:
+                session.prompt = None
+
+    def _decode(self, batch: list[tuple[Session, int]]) -> PendingFrames:
         for session, _ in batch:
             session.rows += 1
         return self._runner.decode(
@@ -220,10 +244,11 @@ class LocalTalkerEngine:
             limit=max(session.rows for session, _ in batch),
         )
 
-    def _hand_out(self, sessions: list[Session], codes: Tensor) -> None:
-        """Read a step's codes [B, groups] and give each session what is due."""
-        frames = codes.to(torch.int32).cpu().numpy()
+    def _hand_out(self, sessions: list[Session], frames: Int32) -> None:
+        """Give each session what is due with its frame of ``frames`` [B, groups]."""
         for session, frame in zip(sessions, frames, strict=True):
+            if session.phase is Phase.ENDED:
+                continue
             event = session.add_frame(frame, self._shape.codec.eos, self._config.max_context)
             if event is None:
                 continue
@@ -248,6 +273,7 @@ class LocalTalkerEngine:
             if self._sessions.get(session.session_id) is not session:
                 return
             del self._sessions[session.session_id]
+            session.phase = Phase.ENDED
             if session.slot >= 0:
                 self._free.append(session.slot)
         _tell(session, event)

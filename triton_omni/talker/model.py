@@ -127,5 +127,6 @@ class Talker(nn.Module):
             embedding.weight = nn.Parameter(rows, requires_grad=False)  # a view: one copy in memory
 
     def embed_codes(self, codes: Tensor) -> Tensor:
-        """Sum of the embeddings of all groups, [B, hidden], for ``codes`` int64 [B, groups]."""
-        return self.codec_table[codes + self.code_offsets].sum(dim=1)
+        """Sum of the embeddings of all groups, [B, hidden], for ``codes`` int64 [B, groups], negative: none."""
+        found = self.codec_table[codes.clamp(min=0) + self.code_offsets]  # [B, groups, hidden]
+        return found.masked_fill((codes < 0)[..., None], 0).sum(dim=1)

@@ -2,10 +2,12 @@
 
 Reference: transformers' Qwen3OmniMoeForConditionalGeneration.generate and _get_talker_assistant_parts. User segments
 are kept whole (text rows through the projected text table, media rows through ``hidden_projection``); of the
-assistant's turns only the last one counts. It contributes nine rows, each the sum of a text side and a codec side:
+assistant's turns only the last one counts. It contributes eight rows, each the sum of a text side and a codec side:
 
-    text side     <|im_start|>  assistant  \\n  pad      pad        pad        pad      tts_bos  first text token
-    codec side    -             -          -   nothink  think_bos  think_eos  speaker  pad      bos
+    text side     <|im_start|>  assistant  \\n  pad      pad        pad        pad      tts_bos
+    codec side    -             -          -   nothink  think_bos  think_eos  speaker  pad
+
+The row after them, first text token and codec BOS, makes the first frame: it is the first decode step.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from triton_omni.pipeline.stages import PromptRows, TalkerStart
 from triton_omni.talker.model import Talker
 from triton_omni.talker.shape import TalkerShape
 
-ASSISTANT_ROWS = 9
+ASSISTANT_ROWS = 8
+NONE = -1
 HEADER_TOKENS = 3  # <|im_start|>, role, newline
 _ROW_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -33,9 +36,9 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prefill:
-    """``text_ids`` int64 [T - 1]: text side of all rows but the last; ``codec_ids`` int64 [6]: codec side of the last
-    six; ``positions`` int64 [3, T]; ``media_at`` int64 [M]: rows that are ``media`` [M, thinker hidden] instead.
-    ``answer_ids``: text that the prompt has already put into the assistant's mouth, to be spoken first.
+    """T rows. ``text_ids``, ``codec_ids`` int64 [T]: the two sides, negative where there is none; ``positions`` int64
+    [3, T]; ``media_at`` int64 [M]: rows whose text side is a row of ``media`` [M, thinker hidden]. ``answer_ids``: text
+    that the prompt has already put into the assistant's mouth, to be spoken first.
     """
 
     text_ids: Int64
@@ -48,6 +51,11 @@ class Prefill:
     @property
     def rows(self) -> int:
         return self.positions.shape[1]
+
+    @property
+    def next_position(self) -> int:
+        """Rotary position of the first decode step."""
+        return int(self.positions.max()) + 1
 
 
 def plan_prefill(start: TalkerStart, shape: TalkerShape) -> Prefill | None:
@@ -69,9 +77,12 @@ def plan_prefill(start: TalkerStart, shape: TalkerShape) -> Prefill | None:
     positions, following = _positions(users, start.prompt_rows)
     assistant = ids[segments[-1]]
     text, codec = shape.text, shape.codec
+    text_ids = np.concatenate([ids[user_at], assistant[:HEADER_TOKENS], [text.tts_pad] * 4, [text.tts_bos]])
+    text_ids[media_at] = NONE
+    spoken = [codec.nothink, codec.think_bos, codec.think_eos, speaker, codec.pad]
     return Prefill(
-        text_ids=np.concatenate([ids[user_at], assistant[:HEADER_TOKENS], [text.tts_pad] * 4, [text.tts_bos]]),
-        codec_ids=np.array([codec.nothink, codec.think_bos, codec.think_eos, speaker, codec.pad, codec.bos]),
+        text_ids=text_ids,
+        codec_ids=np.array([NONE] * (len(text_ids) - len(spoken)) + spoken),
         positions=np.concatenate([*positions, _line(following, ASSISTANT_ROWS)], axis=1),
         media_at=media_at,
         media=media,
@@ -79,15 +90,25 @@ def plan_prefill(start: TalkerStart, shape: TalkerShape) -> Prefill | None:
     )
 
 
-def prefill_rows(prefill: Prefill, first_text_id: int, talker: Talker) -> Tensor:
-    """The rows themselves, [T, hidden]. ``first_text_id``: the first token to be spoken."""
+def prefill_rows(prefill: Prefill, talker: Talker) -> Tensor:
+    """The rows themselves, [T, hidden]."""
     device = talker.text_table.device
-    rows = talker.text_table[torch.tensor([*prefill.text_ids, first_text_id], device=device)]
+    text_ids, codec_ids = (torch.from_numpy(ids).to(device) for ids in (prefill.text_ids, prefill.codec_ids))
+    rows = talker.text_table[text_ids.clamp(min=0)]
     if len(prefill.media_at):
-        media = prefill.media.to(device, rows.dtype)
-        rows[torch.from_numpy(prefill.media_at).to(device)] = talker.hidden_projection(media)
-    rows[-len(prefill.codec_ids) :] += talker.model.codec_embedding(torch.from_numpy(prefill.codec_ids).to(device))
-    return rows
+        rows[torch.from_numpy(prefill.media_at).to(device)] = media_rows(prefill, talker)
+    codes = talker.model.codec_embedding(codec_ids.clamp(min=0))
+    total: Tensor = rows + codes.masked_fill((codec_ids < 0)[:, None], 0)
+    return total
+
+
+def media_rows(prefill: Prefill, talker: Talker) -> Tensor:
+    """The text side of the rows ``media_at``, [M, hidden]."""
+    table, media = talker.text_table, prefill.media
+    if table.device.type == "cuda":
+        media = media.pin_memory()  # so that the copy does not wait for the steps in front of it
+    projected: Tensor = talker.hidden_projection(media.to(table.device, non_blocking=True).to(table.dtype))
+    return projected
 
 
 def speaker_code(speaker: str, shape: TalkerShape) -> int:

@@ -6,21 +6,22 @@ import dataclasses
 import enum
 
 import numpy as np
-from torch import Tensor
 
 from triton_omni.errors import OmniError
 from triton_omni.pipeline.stages import CodesEvent, FinishReason, Int32, TalkerSink
 from triton_omni.sampling import TalkerSampling
 from triton_omni.talker.prefill import Prefill
+from triton_omni.talker.runner import Prompt
 from triton_omni.talker.shape import TextIds
 
 
 class Phase(enum.Enum):
-    """WAITING for its first text and a slot, PREFILL, SPEAKING. Ended sessions are forgotten."""
+    """WAITING for its first text and a slot, PREFILL, SPEAKING, ENDED (and forgotten by all but steps in flight)."""
 
     WAITING = enum.auto()
     PREFILL = enum.auto()
     SPEAKING = enum.auto()
+    ENDED = enum.auto()
 
 
 class Text:
@@ -78,8 +79,8 @@ class Chunks:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Session:
-    """``prefill`` None: nothing to answer; ``prompt`` [T, hidden]: its rows while they are computed; ``rows``: rows of
-    its slot that are computed; ``frames``: codec frames made so far; ``failure``: why it ends.
+    """``prefill`` None: nothing to answer; ``prompt``: its rows while they are computed; ``rows``: rows of its slot
+    that are computed or in flight; ``frames``: codec frames that have come back; ``failure``: why it ends.
     """
 
     session_id: str
@@ -89,7 +90,7 @@ class Session:
     text: Text
     chunks: Chunks
     prefill: Prefill | None
-    prompt: Tensor | None = None
+    prompt: Prompt | None = None
     phase: Phase = Phase.WAITING
     slot: int = -1
     rows: int = 0
@@ -101,6 +102,14 @@ class Session:
     def is_silent(self) -> bool:
         """Nothing to say: no user message, or an answer without a token."""
         return self.prefill is None or (self.text.is_empty and self.text.finished)
+
+    def can_speak(self, max_context: int) -> bool:
+        """Whether another frame may be launched: its text is there, and no limit known beforehand is reached."""
+        return self.phase is Phase.SPEAKING and self.text.has_next and self.rows < self._last_row(max_context)
+
+    def _last_row(self, max_context: int) -> int:
+        assert self.prefill is not None
+        return min(max_context, self.prefill.rows + self.sampling.max_frames)
 
     def early_end(self) -> CodesEvent | OmniError | None:
         """What ends the session now, whatever its frames are."""
@@ -119,7 +128,8 @@ class Session:
             return self.last_event("stop")
         self.chunks.add(codes)
         self.frames += 1
-        if self.frames == self.sampling.max_frames or self.rows == max_context:
+        assert self.prefill is not None
+        if self.prefill.rows + self.frames == self._last_row(max_context):
             return self.last_event("length")
         return CodesEvent(self.chunks.take()) if self.chunks.at_border() else None
 

@@ -17,8 +17,8 @@ class Slots:
     """``count`` slots for sessions and one more, ``spare``, for rows that only fill a batch up.
 
     ``kv`` [layers, slots, 2, kv_heads, max_context, head_dim]; ``length`` [slots] rows in it; ``position`` [slots] the
-    next rotary position; ``codes`` [slots, groups] of the last frame; the rest is RowSampling's. ``greedy``: which
-    slots have temperature 0, known on the host.
+    next rotary position; ``codes`` [slots, groups] of the last frame, negative where there is none; the rest is
+    RowSampling's. ``greedy``: which slots have temperature 0, known on the host.
     """
 
     def __init__(self, shape: TalkerShape, count: int, max_context: int, device: torch.device, dtype: torch.dtype):
@@ -27,35 +27,30 @@ class Slots:
         self.kv = torch.zeros(
             (decoder.layers, size, 2, decoder.kv_heads, max_context, decoder.head_dim), dtype=dtype, device=device
         )
-        self.length = self._integers(size)
-        self.position = self._integers(size)
+        # One tensor a kind, so that a slot opens with a few copies.
+        self._integers = torch.zeros(6, size, dtype=torch.long, device=device)
+        self._floats = torch.zeros(3, size, device=device)
+        self.length, self.position, self.frame, self.top_k, self.min_frames, self.seed = self._integers
+        self.temperature, self.top_p, self.repetition_penalty = self._floats
+        self._floats[1:] = 1
         self.codes = torch.zeros(size, shape.groups, dtype=torch.long, device=device)
-        self.greedy = [True] * size
-        self.temperature = torch.zeros(size, device=device)
-        self.top_k = self._integers(size)
-        self.top_p = torch.ones(size, device=device)
-        self.repetition_penalty = torch.ones(size, device=device)
-        self.min_frames = self._integers(size)
-        self.seed = self._integers(size)
-        self.frame = self._integers(size)
         self.seen = torch.zeros(size, decoder.vocab, dtype=torch.bool, device=device)
+        self.greedy = [True] * size
+        self._first_codes = torch.full((shape.groups,), -1, device=device)
+        self._first_codes[0] = shape.codec.bos
 
-    def _integers(self, size: int) -> Tensor:
-        return torch.zeros(size, dtype=torch.long, device=self.device)
+    def open(self, slot: int, sampling: TalkerSampling, seed: int, *, length: int = 0, position: int = 0) -> None:
+        """Give ``slot`` to a new session that begins with codec BOS behind ``length`` rows, at rotary ``position``.
 
-    def open(self, slot: int, sampling: TalkerSampling, seed: int) -> None:
-        """Give ``slot`` to a new session; nothing of the last one stays."""
-        # Stale keys are masked, but a masked NaN is still a NaN once multiplied by its weight 0.
-        self.kv[:, slot] = 0
-        for state in (self.length, self.position, self.codes, self.frame, self.seen):
-            state[slot] = 0
+        Nothing of the last session stays but its keys, which lie beyond the length until they are overwritten.
+        """
+        integers = torch.tensor([length, position, 0, sampling.top_k, sampling.min_frames, seed])
+        floats = torch.tensor([sampling.temperature, sampling.top_p, sampling.repetition_penalty])
+        self._integers[:, slot] = integers.to(self.device, non_blocking=True)
+        self._floats[:, slot] = floats.to(self.device, non_blocking=True)
+        self.codes[slot] = self._first_codes
+        self.seen[slot] = False
         self.greedy[slot] = sampling.temperature == 0
-        self.temperature[slot] = sampling.temperature
-        self.top_k[slot] = sampling.top_k
-        self.top_p[slot] = sampling.top_p
-        self.repetition_penalty[slot] = sampling.repetition_penalty
-        self.min_frames[slot] = sampling.min_frames
-        self.seed[slot] = seed
 
     def sampling(self, slots: Tensor, *, all_greedy: bool = False) -> RowSampling:
         """Parameters and state of the rows ``slots`` [B]."""

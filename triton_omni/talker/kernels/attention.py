@@ -147,9 +147,6 @@ def decode_attention(
     *,
     by_slot: bool,
     write: bool = True,
-    block_t: int = 128,
-    warps: int = 4,
-    stages: int = 3,
     pdl: bool = False,
 ) -> None:
     """One token per row attends to its slot's past and to itself, and (``write``) is put there.
@@ -159,9 +156,10 @@ def decode_attention(
     in front of this one in its slot; both integers, ``by_slot`` [slots] or else [rows]; slots [rows]; cache
     [slots, 2, kv_heads, max_context, D]: keys and values; out [rows, heads * D]. Reads only what the length covers.
     """
+    block_t, stages = (128, 3) if cache.itemsize == 2 else (32, 2)
     _attend(
         qkv, q_gain, k_gain, eps, rotary, positions, lengths, slots, cache, out,
-        token=0, by_slot=by_slot, write=write, uniform=False, block_t=block_t, warps=warps, stages=stages, pdl=pdl,
+        token=0, by_slot=by_slot, write=write, uniform=False, block_t=block_t, warps=4, stages=stages, pdl=pdl,
     )  # fmt: skip
 
 

@@ -45,7 +45,7 @@ def inverse_rms(squares, m, m_ok, eps, K: tl.constexpr, PARTS: tl.constexpr):
     return tl.rsqrt(tl.sum(pieces, 1) / K + eps)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # one binary for all buckets
 def _linear(
     x, squares, w, out, residual, gain, scaled_out, squares_out, rows, eps,
     K: tl.constexpr, N: tl.constexpr, PARTS: tl.constexpr, PARTS_OUT: tl.constexpr,

@@ -46,7 +46,7 @@ def _choose(
             tl.store(weights + row * (TOP_K + SHARED) + TOP_K + i, 1.0 / (1.0 + tl.exp(-gate)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["assignments"])
 def _experts(
     x, scales, ids, w, out, assignments,
     K: tl.constexpr, N: tl.constexpr, SLOTS: tl.constexpr, PAD: tl.constexpr, GATED: tl.constexpr,
@@ -64,7 +64,7 @@ def _experts(
         expert = tl.load(ids + first)
         leads = tl.min(tl.where(owner == expert, a, PAD), 0) == first
     else:
-        expert = tl.program_id(0)
+        expert = tl.num_programs(0) - 1 - tl.program_id(0)  # the shared expert has most rows: it starts first
         leads = True
     mine = owner == expert
     count = tl.sum(mine.to(tl.int32), 0)

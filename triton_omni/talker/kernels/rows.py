@@ -12,8 +12,9 @@ from triton_omni.talker.kernels.overlap import let_next_start, wait_for_previous
 
 @triton.jit
 def _embed_step(
-    slots, text_ids, codes, offsets, codec_table, text_table, gain, hidden, scaled, squares,
-    H: tl.constexpr, GROUPS: tl.constexpr, PAD: tl.constexpr, BLOCK_H: tl.constexpr, PDL: tl.constexpr,
+    slots, text_ids, codes, offsets, codec_table, text_table, other_rows, gain, hidden, scaled, squares,
+    H: tl.constexpr, GROUPS: tl.constexpr, PAD: tl.constexpr, BLOCK_H: tl.constexpr, OTHER: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, BLOCK_H)
@@ -21,7 +22,13 @@ def _embed_step(
     let_next_start(PDL)
     wait_for_previous(PDL)
     slot = tl.load(slots + row).to(tl.int64)
-    total = tl.load(text_table + tl.load(text_ids + row).to(tl.int64) * H + h, mask=ok, other=0.0).to(tl.float32)
+    text = tl.load(text_ids + row).to(tl.int64)
+    if OTHER:
+        heard = tl.load(text_table + tl.maximum(text, 0) * H + h, mask=ok & (text >= 0), other=0.0)
+        heard += tl.load(other_rows + row * H + h, mask=ok & (text < 0), other=0.0)
+    else:
+        heard = tl.load(text_table + text * H + h, mask=ok, other=0.0)
+    total = heard.to(tl.float32)
     g = tl.arange(0, PAD)
     code = tl.load(codes + slot * GROUPS + g, mask=g < GROUPS, other=-1).to(tl.int64)
     entry = tl.maximum(code, 0) + tl.load(offsets + g, mask=g < GROUPS, other=0)
@@ -84,17 +91,19 @@ def embed_step(
     gain: torch.Tensor,
     out: Residual,
     pdl: bool = False,
+    other_rows: torch.Tensor | None = None,
 ) -> None:
     """``out[row] = sum over groups of codec_table[codes[slot, group] + offsets[group]] + text_table[text_ids[row]]``.
 
     slots, text_ids [rows]; codes [slots, groups], negative: no code there; tables [entries, H]; gain [H]: of the norm
-    that follows.
+    that follows; ``other_rows`` [rows, H]: takes the text's place where the text id is negative.
     """
     h = text_table.shape[1]
     _embed_step[(slots.shape[0],)](
-        slots, text_ids, codes, offsets, codec_table, text_table, gain, out.hidden, out.scaled, out.squares,
+        slots, text_ids, codes, offsets, codec_table, text_table, other_rows, gain,
+        out.hidden, out.scaled, out.squares,
         H=h, GROUPS=codes.shape[1], PAD=triton.next_power_of_2(codes.shape[1]),
-        BLOCK_H=triton.next_power_of_2(h), PDL=pdl, launch_pdl=pdl,
+        BLOCK_H=triton.next_power_of_2(h), OTHER=other_rows is not None, PDL=pdl, launch_pdl=pdl,
     )  # fmt: skip
 
 
