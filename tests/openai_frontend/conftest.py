@@ -1,8 +1,9 @@
-"""Requests, and an application around a fake engine."""
+"""Requests, an application around a fake engine, and frontends of real tritonservers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from fastapi import FastAPI
 from openai_frontend.app import create_app
 from openai_frontend.settings import Settings
 from tests.openai_frontend.fakes import FakeEngine
+from triton_omni.serve.frontend import FrontendProcess
+from triton_omni.serve.tritonserver import TritonServer, free_ports
 
 MODEL = "omni"
 
@@ -33,3 +36,32 @@ def chat() -> Callable[..., dict[str, Any]]:
         return {key: value for key, value in (plain | changes).items() if value is not None}
 
     return body
+
+
+@contextmanager
+def frontend_of(server: TritonServer, directory: Path) -> Iterator[FrontendProcess]:
+    (port,) = free_ports(1)
+    arguments = ["--port", str(port), "--triton-url", server.grpc_target, "--model-name", MODEL]
+    arguments += ["--checkpoint", str(server.checkpoint), "--drain-s", "2"]
+    url = f"http://127.0.0.1:{port}"
+    with FrontendProcess(url, arguments, log_path=directory / "frontend.log", drain_s=2) as frontend:
+        frontend.wait_ready(60)
+        yield frontend
+
+
+@pytest.fixture(scope="session")
+def null_frontend(null_server: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontendProcess]:
+    with frontend_of(null_server, tmp_path_factory.mktemp("frontend")) as frontend:
+        yield frontend
+
+
+@pytest.fixture(scope="session")
+def tight_frontend(tight_server: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontendProcess]:
+    with frontend_of(tight_server, tmp_path_factory.mktemp("frontend")) as frontend:
+        yield frontend
+
+
+@pytest.fixture(scope="session")
+def demo_frontend(demo_server: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontendProcess]:
+    with frontend_of(demo_server, tmp_path_factory.mktemp("frontend")) as frontend:
+        yield frontend

@@ -1,81 +1,54 @@
-"""The ``openai`` client against the running stack: frontend, tritonserver and its four models (null engines)."""
+"""The ``openai`` client against the running stack: frontend, tritonserver and its four models."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import dataclasses
 import io
-import re
-import time
-import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import openai
 import pytest
 import soundfile
 
+from tests.openai_frontend.conftest import MODEL
+from tests.triton.client import gauges, open_sessions
 from triton_omni.model_config import ModelConfig
 from triton_omni.serve.frontend import FrontendProcess
-from triton_omni.serve.repository import render
-from triton_omni.serve.tritonserver import TritonServer, free_ports
+from triton_omni.serve.tritonserver import TritonServer
 
 pytestmark = pytest.mark.triton
-REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
-# Answers last four seconds unless max_tokens ends them: time enough to leave in the middle.
-NULL_ENGINES = {
-    "thinker": {"engine": "null", "null_answer_tokens": "400"},
-    "talker": {"engine": "null"},
-    "code2wav": {"engine": "null"},
-}
-MODEL = "omni"
 HELLO = [{"role": "user", "content": "Hello"}]
 SHORT = {"model": MODEL, "messages": HELLO, "max_tokens": 6}
 SPOKEN = {"modalities": ["text", "audio"]}
 TEXT = "w0 w1 w2 w3 w4 w5 "
+GREEDY = {"max_tokens": 20, "temperature": 0, "extra_body": {"talker": {"temperature": 0, "max_frames": 40}}}
 
 
-@dataclasses.dataclass(frozen=True)
-class Stack:
-    url: str
-    metrics_url: str
-    voices: list[str]
-
-    def metric(self, pattern: str) -> float:
-        """The sum of all metrics whose name and labels match."""
-        with urllib.request.urlopen(self.metrics_url) as response:
-            lines = response.read().decode().splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(pattern, line))
-
-    def open_sessions(self) -> float:
-        return self.metric(r'omni_sessions\{.*state="(running|waiting|sessions)"')
+def client_for(frontend: FrontendProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{frontend.url}/v1", api_key="unused", max_retries=0)
 
 
-@pytest.fixture(scope="module")
-def stack(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    directory = tmp_path_factory.mktemp("stack")
-    repository = render(REPOSITORY, directory / "models", NULL_ENGINES)
-    (port,) = free_ports(1)
-    with TritonServer(repository, checkpoint=checkpoint, log_path=directory / "tritonserver.log") as server:
-        server.wait_ready(180)
-        arguments = ["--port", str(port), "--triton-url", server.grpc_target, "--model-name", MODEL]
-        arguments += ["--checkpoint", str(checkpoint), "--drain-s", "2"]
-        url = f"http://127.0.0.1:{port}"
-        with FrontendProcess(url, arguments, log_path=directory / "frontend.log", drain_s=2) as frontend:
-            frontend.wait_ready(60)
-            yield Stack(url, server.metrics_url, list(ModelConfig.load(checkpoint).speakers))
+def async_client_for(frontend: FrontendProcess) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{frontend.url}/v1", api_key="unused", max_retries=0)
 
 
 @pytest.fixture
-def client(stack: Stack) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0) as client:
+def client(null_frontend: FrontendProcess) -> Iterator[openai.OpenAI]:
+    with client_for(null_frontend) as client:
         yield client
 
 
-def async_client(stack: Stack) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0)
+@pytest.fixture
+def demo(demo_frontend: FrontendProcess) -> Iterator[openai.OpenAI]:
+    with client_for(demo_frontend) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def voices(checkpoint) -> list[str]:
+    return list(ModelConfig.load(checkpoint).speakers)
 
 
 def pcm_of(audio: openai.types.chat.ChatCompletionAudio) -> bytes:
@@ -92,8 +65,8 @@ def spoken(chunks) -> tuple[str, bytes]:
     return text, b"".join(base64.b64decode(piece.data) for piece in audio if piece.data)
 
 
-def test_a_streams_samples_are_the_whole_answers_wav(client: openai.OpenAI, stack: Stack):
-    whole = client.chat.completions.create(**SHORT, **SPOKEN, audio={"voice": stack.voices[-1], "format": "wav"})
+def test_a_streams_samples_are_the_whole_answers_wav(client: openai.OpenAI, voices: list[str]):
+    whole = client.chat.completions.create(**SHORT, **SPOKEN, audio={"voice": voices[-1], "format": "wav"})
     message = whole.choices[0].message
     assert len(whole.choices) == 1
     assert (message.content, message.audio.transcript) == (TEXT, TEXT)
@@ -101,21 +74,14 @@ def test_a_streams_samples_are_the_whole_answers_wav(client: openai.OpenAI, stac
     pcm = pcm_of(message.audio)
     assert len(pcm) == 2 * (frames * 1_920 - 555)
     assert np.abs(np.frombuffer(pcm, np.int16)).max() > 1_000
-    stream = client.chat.completions.create(**SHORT, **SPOKEN, stream=True, audio={"voice": "ETHAN", "format": "pcm16"})
+    stream = client.chat.completions.create(
+        **SHORT, **SPOKEN, stream=True, audio={"voice": voices[0].upper(), "format": "pcm16"}
+    )
     assert spoken(list(stream)) == (TEXT, pcm)
 
 
-def test_speech_begins_before_the_text_has_ended(client: openai.OpenAI):
-    options = {"model": MODEL, "messages": HELLO, "max_tokens": 60, "stream": True}
-    chunks = list(client.chat.completions.create(**options, **SPOKEN))
-    kinds = ["audio" if c.choices[0].delta.audio and c.choices[0].delta.audio.data else "text" for c in chunks]
-    last_text = max(i for i, chunk in enumerate(chunks) if chunk.choices[0].delta.content)
-    assert "audio" in kinds[:last_text]
-    assert chunks[-1].choices[0].finish_reason == "length"
-
-
 def test_the_clients_own_accumulator(client: openai.OpenAI):
-    options = {"stream_options": {"include_usage": True}, "audio": {"voice": "ethan", "format": "wav"}}
+    options = {"stream_options": {"include_usage": True}, "audio": {"voice": "Ethan", "format": "wav"}}
     with client.chat.completions.stream(**SHORT, **SPOKEN, **options) as stream:
         for _ in stream:
             pass
@@ -156,12 +122,12 @@ def test_media_reach_the_model(client: openai.OpenAI):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_errors(client: openai.OpenAI, stack: Stack, stream: bool):
+def test_errors(client: openai.OpenAI, voices: list[str], stream: bool):
     create = client.chat.completions.create
     with pytest.raises(openai.NotFoundError) as missing:
         create(model="gpt-4o", messages=HELLO, stream=stream)
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
-    with pytest.raises(openai.BadRequestError, match=", ".join(stack.voices)) as voice:
+    with pytest.raises(openai.BadRequestError, match=", ".join(voices)) as voice:
         create(**SHORT, audio={"voice": "nobody", "format": "wav"}, stream=stream)
     assert voice.value.param == "audio.voice"
     with pytest.raises(openai.BadRequestError) as extra:
@@ -172,15 +138,15 @@ def test_errors(client: openai.OpenAI, stack: Stack, stream: bool):
     assert content.value.param == "messages[0].content"
 
 
-def test_models(client: openai.OpenAI, stack: Stack):
+def test_models(client: openai.OpenAI, voices: list[str]):
     (model,) = client.models.list().data
     assert model.id == client.models.retrieve(MODEL).id == MODEL
-    assert sorted(model.to_dict()["voices"]) == sorted(stack.voices)
+    assert sorted(model.to_dict()["voices"]) == sorted(voices)
 
 
 @pytest.mark.asyncio
-async def test_many_at_once(stack: Stack):
-    async with async_client(stack) as client:
+async def test_many_at_once(null_frontend: FrontendProcess):
+    async with async_client_for(null_frontend) as client:
 
         async def streamed() -> tuple[str, bytes]:
             stream = await client.chat.completions.create(**SHORT, **SPOKEN, stream=True)
@@ -197,10 +163,14 @@ async def test_many_at_once(stack: Stack):
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("stream", [False, True])
-async def test_leaving_frees_every_stage(stack: Stack, stream: bool):
-    cancelled = r'omni_requests_total\{.*outcome="cancelled"'
-    before = stack.metric(cancelled)
-    async with async_client(stack) as client:
+async def test_leaving_frees_every_stage(
+    tight_frontend: FrontendProcess, tight_server: TritonServer, eventually, stream: bool
+):
+    def cancelled() -> float:
+        return gauges(tight_server)["omni_bls", "cancelled"]
+
+    before = cancelled()
+    async with async_client_for(tight_frontend) as client:
 
         async def listen() -> None:
             answer = await client.chat.completions.create(model=MODEL, messages=HELLO, **SPOKEN, stream=stream)
@@ -208,16 +178,58 @@ async def test_leaving_frees_every_stage(stack: Stack, stream: bool):
                 pass
 
         listening = asyncio.ensure_future(listen())
-        await reaches(lambda: stack.open_sessions() >= 4)  # in omni_bls and in each stage
-        left = time.monotonic()
+        await asyncio.to_thread(eventually, lambda: not gauges(tight_server)["code2wav", "sessions"], 10)
+        assert gauges(tight_server)["talker", "running"] == 1
         listening.cancel()
-        await reaches(lambda: stack.open_sessions() == 0 and stack.metric(cancelled) == before + 1)
-        assert time.monotonic() - left < 2
+        await asyncio.to_thread(eventually, lambda: open_sessions(tight_server), 2)
+        await asyncio.to_thread(eventually, lambda: cancelled() != before + 1, 2)
         assert (await client.chat.completions.create(**SHORT)).choices[0].message.content == TEXT
 
 
-async def reaches(condition, timeout_s: float = 10) -> None:
-    """Return when ``condition`` holds; the metrics it reads change four times a second."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.05)
+def test_the_demo_model_speaks_the_same_whole_and_streamed(demo: openai.OpenAI, voices: list[str]):
+    options = {"model": MODEL, "messages": HELLO, **SPOKEN, **GREEDY}
+    whole = demo.chat.completions.create(**options, audio={"voice": voices[0], "format": "wav"})
+    pcm = pcm_of(whole.choices[0].message.audio)
+    assert np.sqrt(np.mean((np.frombuffer(pcm, np.int16) / 32_768) ** 2)) > 0.01
+    stream = demo.chat.completions.create(**options, audio={"voice": voices[0], "format": "pcm16"}, stream=True)
+    assert spoken(list(stream)) == (whole.choices[0].message.content, pcm)
+
+
+def test_speech_begins_before_the_text_has_ended(demo: openai.OpenAI):
+    extra = GREEDY["extra_body"] | {"ignore_eos": True}
+    options = {**SPOKEN, "temperature": 0, "max_tokens": 60, "extra_body": extra, "stream": True}
+    stream = demo.chat.completions.create(model=MODEL, messages=HELLO, **options)
+    deltas = [chunk.choices[0].delta for chunk in stream]
+    first_audio = next(i for i, delta in enumerate(deltas) if delta.audio and delta.audio.data)
+    assert any(delta.content for delta in deltas[first_audio:])
+
+
+def silence(samples: int) -> bytes:
+    wav = io.BytesIO()
+    soundfile.write(wav, np.zeros(samples), 16_000, format="WAV")
+    return wav.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "told"),
+    [
+        pytest.param(b"not an image", "image", "image", id="no image"),
+        pytest.param(b"\x89PNG\r\n\x1a\n cut off", "image", "image", id="image cut off"),
+        pytest.param(b"not a sound", "audio", "audio", id="no audio"),
+        pytest.param(silence(100)[:20], "audio", "audio", id="audio cut off"),
+        pytest.param(silence(0), "audio", "0 samples", id="no samples"),
+    ],
+)
+def test_media_that_cannot_be_read(demo: openai.OpenAI, content: bytes, kind: str, told: str):
+    url = f"data:{kind}/x;base64,{base64.b64encode(content).decode()}"
+    parts = [{"type": "text", "text": "What is it?"}, {"type": f"{kind}_url", f"{kind}_url": {"url": url}}]
+    with pytest.raises(openai.BadRequestError, match=told) as caught:
+        demo.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": parts}], max_tokens=1)
+    assert caught.value.param == "messages[0].content[1]"
+
+
+def test_a_prompt_longer_than_the_context(demo: openai.OpenAI, checkpoint):
+    words = "sea " * ModelConfig.load(checkpoint).context_tokens
+    with pytest.raises(openai.BadRequestError, match="context") as caught:
+        demo.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": words}])
+    assert caught.value.param == "messages"
