@@ -56,6 +56,22 @@ def test_the_player_never_runs_dry_up_to_the_limit_and_does_beyond(frames: tuple
     assert stalls(plan, 1.02 * limit * FRAME_S) > 0
 
 
+@pytest.mark.parametrize(
+    ("first", "frames"), [(1, (1, 2, 4, 8, 16, 25)), (4, (4, 8, 16, 25)), (10, (10, 20, 25)), (25, (25,)), (40, (40,))]
+)
+def test_a_plan_that_grows_from_its_first_chunk(first: int, frames: tuple[int, ...]) -> None:
+    plan = ChunkPlan.growing_from(first)
+    assert plan.frames == frames
+    assert plan.real_time_factor_limit() >= 0.5
+
+
+@pytest.mark.parametrize("first", [-1, 0, 301])
+def test_a_first_chunk_out_of_range(first: int) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        ChunkPlan.growing_from(first)
+    assert raised.value.field == "chunk_frames[0]"
+
+
 def test_growing_chunks_bear_a_slower_talker_than_a_jump() -> None:
     assert ChunkPlan((4, 8, 16, 25)).real_time_factor_limit() == 0.5
     assert ChunkPlan((4, 25)).real_time_factor_limit() == pytest.approx(0.16)

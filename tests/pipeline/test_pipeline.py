@@ -39,6 +39,14 @@ def test_text_and_speech_of_one_request(house: Make) -> None:
     assert omni.is_empty()
 
 
+def test_text_deltas_count_their_tokens_where_asked(house: Make) -> None:
+    caller = house().submit(continuous_usage=True).wait()
+    counted = [event.info["usage"]["text_tokens"] for event in caller.deltas[1:-1] if event.text]
+    assert counted == sorted(counted)
+    assert counted[-1] == caller.info["usage"]["text_tokens"] == 40
+    assert all(event.info == {} for event in caller.deltas[1:-1] if not event.text)
+
+
 def test_audio_is_one_unbroken_tone_whatever_the_chunks(house: Make) -> None:
     omni = house()
     plain = omni.submit().wait().audio

@@ -40,6 +40,17 @@ class ChunkPlan:
                     f"chunk_frames[{index}]", f"must lie in [1, {MAX_CHUNK_FRAMES}] frames, got {size}"
                 )
 
+    @classmethod
+    def growing_from(cls, first_frames: int) -> ChunkPlan:
+        """``first_frames``, then doubling up to the default's last size: the talker may always take half of real time.
+
+        Raises: InvalidRequestError naming ``chunk_frames[0]``.
+        """
+        sizes = [first_frames]
+        while 0 < sizes[-1] < DEFAULT_CHUNK_FRAMES[-1]:
+            sizes.append(min(2 * sizes[-1], DEFAULT_CHUNK_FRAMES[-1]))
+        return cls(tuple(sizes))
+
     def sizes(self) -> Iterator[int]:
         """Chunk sizes without end."""
         return chain(self.frames, repeat(self.frames[-1]))

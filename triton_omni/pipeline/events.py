@@ -20,8 +20,8 @@ NO_SAMPLES: Int16 = np.empty(0, np.int16)
 class OmniEvent:
     """One response of omni_bls: ``text`` delta, ``audio`` int16 [samples] at 24 kHz, and ``info``, its EVENT.
 
-    ``info`` is empty in plain deltas, ``{"type": "start", …}`` in the first event and ``{"type": "end", …}`` in the
-    last.
+    ``info`` is ``{"type": "start", …}`` in the first event and ``{"type": "end", …}`` in the last. In plain deltas it
+    is empty, but for text deltas of requests with ``continuous_usage``: ``{"usage": {"text_tokens": so far}}``.
     """
 
     text: str = ""

@@ -26,6 +26,7 @@ _KEYS = (
     "chunk_frames",
     "async_chunk",
     "use_audio_in_video",
+    "continuous_usage",
     "request_id",
 )
 
@@ -33,7 +34,8 @@ _KEYS = (
 @dataclasses.dataclass(frozen=True, slots=True)
 class OmniRequest:
     """A request with nothing left to decide. ``messages`` and ``media`` are as ThinkerRequest takes them; ``speech``:
-    audio is wanted (text streams always, it is the transcript); ``client_request_id`` is for logs only.
+    audio is wanted (text streams always, it is the transcript); ``continuous_usage``: text deltas count their tokens;
+    ``client_request_id`` is for logs only.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -45,6 +47,7 @@ class OmniRequest:
     chunk_plan: ChunkPlan
     async_chunk: bool
     use_audio_in_video: bool
+    continuous_usage: bool = False
     client_request_id: str = ""
 
 
@@ -92,6 +95,7 @@ class RequestParser:
             chunk_plan=self._plan(values.get("chunk_frames")),
             async_chunk=_flag(values, "async_chunk", self._async_chunk),
             use_audio_in_video=_flag(values, "use_audio_in_video", False),
+            continuous_usage=_flag(values, "continuous_usage", False),
             client_request_id=_request_id(values.get("request_id", "")),
         )
 
@@ -119,9 +123,7 @@ class RequestParser:
         if not isinstance(speaker, str):
             raise InvalidRequestError("speaker", f"must be the name of a voice ({voices}), got {short(speaker)}")
         if speaker.lower() not in self._speakers:
-            raise InvalidRequestError(
-                "speaker", f"{short(speaker)} is not a voice of this checkpoint; voices: {voices}"
-            )
+            raise InvalidRequestError("speaker", f"Invalid speaker {short(speaker)}. Supported: {voices}")
         return speaker.lower()
 
     def _plan(self, chunk_frames: Any) -> ChunkPlan:

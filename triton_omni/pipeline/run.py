@@ -90,6 +90,7 @@ class RequestRun:
         self._speaker = request.speaker
         self._talker_sampling = request.talker
         self._async_chunk = request.async_chunk
+        self._continuous_usage = request.continuous_usage
         self._stages = stages
         self._roles = roles
         self._talker = TalkerSession(
@@ -168,7 +169,8 @@ class RequestRun:
         self._progress.thinker_finish = event.finish_reason
         if event.text:
             self._progress.add_text()
-            self._send(OmniEvent(text=event.text))
+            counted = {"usage": {"text_tokens": self._progress.text_tokens}} if self._continuous_usage else {}
+            self._send(OmniEvent(text=event.text, info=counted))
         if not self._speech or self._over:
             return
         self._talker.add(event.token_ids, finished)
