@@ -38,18 +38,25 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-class EventStreamResponse(StreamingResponse):
-    """Server-sent events made of ``source``. Whatever ends the response closes both; starlette's own response leaves
+class PiecewiseResponse(StreamingResponse):
+    """A body of ``pieces`` made of ``source``. Whatever ends the response closes both; starlette's own response leaves
     that to the garbage collector and, by the server's ASGI version, waits for a send to fail.
     """
 
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncGenerator[bytes, None], *, source: AsyncGenerator[Any, None]) -> None:
-        super().__init__(events, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
-        self._events, self._source = events, source
+    def __init__(
+        self, pieces: AsyncGenerator[bytes, None], *, source: AsyncGenerator[Any, None], media_type: str | None = None
+    ) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(pieces, headers=headers, media_type=media_type)
+        self._pieces, self._source = pieces, source
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with contextlib.aclosing(self._source), contextlib.aclosing(self._events):
+        async with contextlib.aclosing(self._source), contextlib.aclosing(self._pieces):
             with contextlib.suppress(RequestCancelledError, OSError):  # OSError: servers whose send says it
                 await while_connected(receive, self.stream_response(send))
+
+
+class EventStreamResponse(PiecewiseResponse):
+    """Server-sent events."""
+
+    media_type = "text/event-stream"

@@ -56,6 +56,11 @@ def translate(body: ChatCompletionRequest, context: Context) -> Translation:
         translation = _translate(body, context)
     except InvalidRequestError as error:
         raise _named(error) from None
+    return checked(translation, context)
+
+
+def checked(translation: Translation, context: Context) -> Translation:
+    """As it is, once the runtime's parser has accepted it. Raises: InvalidRequestError in the client's field names."""
     try:
         context.parser.check(translation.wire, translation.media)
     except InvalidRequestError as error:
@@ -87,13 +92,13 @@ def _translate(body: ChatCompletionRequest, context: Context) -> Translation:
         "messages": [_message(message, f"messages[{i}]", files) for i, message in enumerate(body.messages)],
         "modalities": modalities,
         "speaker": speaker,
-        "thinker": _given(thinker),
-        "talker": _given(talker),
+        "thinker": given(thinker),
+        "talker": given(talker),
         "chunk_frames": body.chunk_frames,
     }
     audio_format = (body.audio and body.audio.format) or ("pcm16" if body.stream else "wav")
     return Translation(
-        wire=_given(wire),
+        wire=given(wire),
         media=files.contents,
         wants_text="text" in modalities,
         audio_format=audio_format if "audio" in modalities else None,
@@ -101,7 +106,7 @@ def _translate(body: ChatCompletionRequest, context: Context) -> Translation:
     )
 
 
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+def given(values: Mapping[str, Any]) -> dict[str, Any]:
     """What the client has set; every default is the runtime's."""
     return {key: value for key, value in values.items() if value is not None and value != {}}
 
