@@ -34,8 +34,9 @@ from triton_omni.sampling import TalkerSampling
 from triton_omni.talker.config import TalkerConfig
 from triton_omni.talker.engine import LocalTalkerEngine
 from triton_omni.talker.factory import load_runner, make_runner, wants_graphs
+from triton_omni.talker.prefill import plan_prefill
 from triton_omni.talker.random_weights import random_talker
-from triton_omni.talker.runner import PendingFrames, TalkerRunner
+from triton_omni.talker.runner import PendingFrames, Piece, TalkerRunner
 from triton_omni.talker.session import Session
 from triton_omni.talker.shape import TalkerShape
 
@@ -258,6 +259,26 @@ def _feed(engine: LocalTalkerEngine, session_id: str, listener: Listener, room: 
     room.release()
 
 
+def prefill_times(runner: Any, model: ModelConfig) -> Iterator[Row]:
+    """Pieces of prompts behind rows that are there, each the mean of ten."""
+    for context in (0, 2048):
+        for bucket in runner.prefill_buckets:
+            if context + bucket > runner.slots.max_context:
+                continue
+            plan = plan_prefill(start_of(model, context + bucket, 1, 0, (1,)), runner.shape)
+            assert plan is not None
+            prompt = runner.open(0, plan, TalkerSampling(), 0)
+            piece = Piece(prompt, plan.rows - bucket, plan.rows)
+            runner.prefill([piece])
+            torch.cuda.synchronize()
+            began_s = time.perf_counter()
+            for _ in range(10):
+                runner.prefill([piece])
+            torch.cuda.synchronize()
+            yield {"rows": bucket, "behind": context, "ms": round(1e2 * (time.perf_counter() - began_s), 3)}
+
+
+@torch.inference_mode()
 def way(runner: Any, batches: Sequence[int], context: int) -> Iterator[Row]:
     """The same step in the forms that led here, each timed alone, without the engine."""
     from triton_omni.talker.fused import TILES
@@ -320,6 +341,7 @@ def build(options: argparse.Namespace) -> tuple[Any, ModelConfig, TalkerConfig]:
         max_sessions=sessions,
         max_context=max(options.contexts) + options.frames,
         buckets=tuple(sorted({*options.batches, sessions})),
+        prefill_chunk=max(options.prefill_chunks),
         device=options.device,
     )
     if options.checkpoint is not None:
@@ -358,18 +380,23 @@ def main() -> None:
             print("{:5} {:7} {:9.3f} {:7.3f} {:7.3f} {:8.1f}".format(*shown), f"{row['frames_per_s']:9.1f}", flush=True)
     engine.close()
 
-    watched = WatchedEngine(runner, config)
-    chunks = min(150, options.frames)
-    arrived = arrivals(watched, model, options.requests, options.concurrency, chunks, max(31, min(options.contexts)))
-    watched.close()
-    print("arrivals", json.dumps(arrived), flush=True)
+    arrived = []
+    for chunk in options.prefill_chunks:
+        watched = WatchedEngine(runner, dataclasses.replace(config, prefill_chunk=chunk))
+        row = arrivals(watched, model, options.requests, options.concurrency, options.frames, options.prompt_rows)
+        watched.close()
+        arrived.append({"prefill_chunk": chunk, **row} | said)
+        print("arrivals", json.dumps(arrived[-1]), flush=True)
 
-    steps = []
+    prefills, steps = [], []
     if on_gpu and hasattr(runner, "fused"):
+        for row in prefill_times(runner, model):
+            prefills.append(row)
+            print("prefill", json.dumps(row), flush=True)
         for row in way(runner, [1, max(options.batches)], 512):
             steps.append(row)
             print("way", json.dumps(row), flush=True)
-    result = {"rows": rows, "arrivals": arrived | said, "steps_of_the_way": steps}
+    result = {"rows": rows, "arrivals": arrived, "prefill": prefills, "steps_of_the_way": steps}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {options.out}")
@@ -384,6 +411,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--frames", type=int, default=150, help="of each session")
     parser.add_argument("--requests", type=int, default=200, help="that arrive at random")
     parser.add_argument("--concurrency", type=int, default=64, help="of these")
+    parser.add_argument("--prompt-rows", type=int, default=300, help="at most, of these")
+    parser.add_argument("--prefill-chunks", type=int, nargs="+", default=[128, 256])
     parser.add_argument("--commit", default=_commit())
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "performance" / "talker.json")
     return parser.parse_args()

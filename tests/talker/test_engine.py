@@ -285,3 +285,92 @@ def test_a_broken_loop_closes_the_engine(make: Make, hello: Start, monkeypatch: 
     with pytest.raises(StageError, match="closed"):
         listener.result()
     assert engine.stats() == idle()
+
+
+ONE_STEP_LATE = {"async_output": True, "max_sessions": 3}
+
+
+def test_a_step_is_launched_before_the_last_one_is_read(make: Make, hello: Start, runner: ScriptedRunner) -> None:
+    """With async_output a session that ended in one step still has a row in the next; nobody hears of it."""
+    engine = make(**ONE_STEP_LATE)
+    codes, reason = speak(engine, hello([5, 6, EOS_TEXT]))
+    assert heard(codes) == [5, 6] and reason == "stop"
+    assert len(runner.steps) == 4  # text, text, EOS, and the one in flight
+    make(async_output=False)
+    runner.steps.clear()
+    assert heard(speak(make(async_output=False), hello([5, 6, EOS_TEXT]))[0]) == [5, 6]
+    assert len(runner.steps) == 3
+
+
+def test_max_frames_and_the_context_are_never_exceeded_one_step_late(
+    make: Make, hello: Start, runner: ScriptedRunner, prompt: Callable[..., np.ndarray]
+) -> None:
+    engine = make(**ONE_STEP_LATE)
+    for limit in (1, 2, 5):
+        runner.steps.clear()
+        codes, reason = speak(engine, hello([33] * 50, sampling=dataclasses.replace(GREEDY, max_frames=limit)))
+        assert (len(codes), reason, len(runner.steps)) == (limit, "length", limit)
+    rows = len(prompt(("user", [12, 13, 14]))) - 3 + 8
+    runner.steps.clear()
+    codes, reason = speak(make(max_context=rows + 30, **ONE_STEP_LATE), hello([33] * 300, sampling=ENOUGH))
+    assert (len(codes), reason, len(runner.steps)) == (30, "length", 30)
+
+
+def test_sessions_one_step_late_say_what_they_say_at_once(make: Make, hello: Start) -> None:
+    """Cancels, ends and slots reused by the next session while a step with the last one's row is in flight."""
+    random = np.random.default_rng(0)
+    texts = [[*random.integers(40, 200, random.integers(0, 9)).tolist(), EOS_TEXT] for _ in range(40)]
+    for engine in (make(async_output=False), make(**ONE_STEP_LATE)):
+        listeners = [Listener() for _ in texts]
+        for i, (text, listener) in enumerate(zip(texts, listeners, strict=True)):
+            engine.start(str(i), hello(text, sampling=ENOUGH), listener)
+            ghost = Listener()
+            engine.start(f"ghost {i}", hello([201] * 9, text_finished=False), ghost)
+            engine.cancel(f"ghost {i}")
+            assert ghost.result()[1] == "cancelled"
+        assert [heard(listener.result()[0]) for listener in listeners] == [text[:-1] for text in texts]
+        assert engine.stats()["running"] == engine.stats()["waiting"] == 0
+
+
+def test_prompts_are_computed_together_and_in_pieces(
+    make: Make, hello: Start, runner: ScriptedRunner, prompt: Callable[..., np.ndarray]
+) -> None:
+    """16 rows a turn for all arriving sessions together; whoever speaks takes a step after every turn."""
+    engine = make(max_sessions=4, prefill_chunk=16)
+    speaking, listeners = Listener(), [Listener() for _ in range(3)]
+    engine.start("0", hello([BLOCK_TEXT, *[5] * 30, EOS_TEXT], sampling=ENOUGH), speaking)
+    assert runner.reached.wait(60)
+    runner.pieces.clear()
+    rows = len(prompt(("user", [12] * 9))) - 3 + 8
+    for i, listener in enumerate(listeners):
+        engine.start(str(i + 1), hello([40 + i, EOS_TEXT], prompt_token_ids=prompt(("user", [12] * 9))), listener)
+    runner.released.set()
+    assert [heard(listener.result()[0]) for listener in listeners] == [[40], [41], [42]]
+    assert len(speaking.result()[0]) == 31
+    computed = {}
+    for pieces in runner.pieces:
+        assert sum(last - first for _, first, last in pieces) <= 16
+        for slot, first, last in pieces:
+            assert first == computed.get(slot, 0)
+            computed[slot] = last
+    assert list(computed.values()) == [rows] * 3
+    assert len(runner.pieces) == -(-3 * rows // 16)
+    assert any(len(pieces) == 2 for pieces in runner.pieces)
+
+
+def test_a_failing_prefill_ends_its_sessions_and_no_more(
+    make: Make, hello: Start, runner: ScriptedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, speaking = make(), Listener()
+    engine.start("speaking", hello([5, 6], text_finished=False, chunk_frames=(2,)), speaking)
+    speaking.next()
+
+    def broken(pieces: object) -> None:
+        raise RuntimeError("out of rows")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "prefill", broken)
+        with pytest.raises(StageError, match="out of rows"):
+            speak(engine, hello([7, EOS_TEXT]))
+    engine.append("speaking", ids(EOS_TEXT), True)
+    assert heard(speaking.result()[0]) == [5, 6] and engine.stats() == idle()

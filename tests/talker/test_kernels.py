@@ -238,8 +238,14 @@ def test_mixture_of_experts(dtype: torch.dtype, count: int, normalise: bool) -> 
     close(weights[:, top_k], logits[:, experts].sigmoid())
 
     act, parts = unwritten(count * chosen, width, dtype=dtype), unwritten(count * chosen, hidden, dtype=dtype)
-    moe.expert_products(x.scaled, scales, ids, gate_up, act, gated=True, tile=TILE)
-    moe.expert_products(act, None, ids, down, parts, gated=False, tile=TILE)
+    groups = moe.Groups(
+        torch.full((count * chosen,), -7, device=DEVICE, dtype=torch.int32),
+        torch.full((experts + shared,), -7, device=DEVICE, dtype=torch.int32),
+    )
+    moe.group(ids, groups)
+    assert torch.equal(groups.order.long(), ids.flatten().sort(stable=True).indices)
+    moe.expert_products(x.scaled, scales, ids, groups, gate_up, act, gated=True, tile=TILE)
+    moe.expert_products(act, None, ids, groups, down, parts, gated=False, tile=TILE)
     after = fresh_stream(count, hidden, 3, dtype)
     moe.combine(parts, weights, x.hidden, next_gain, after)
     expected = x.hidden.clone()

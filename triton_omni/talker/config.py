@@ -9,7 +9,7 @@ import torch
 from triton_omni.errors import ConfigError
 
 # Prompt rows of one graph: more would keep running sessions waiting for longer than one of their steps.
-MAX_GRAPHED_ROWS = 128
+MAX_GRAPHED_ROWS = 256
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -48,8 +48,8 @@ TILES = Tiles(
 )
 
 
-# Prefill's rows are many for the experts' kernel, which keeps a map of them in registers: twice the warps for it.
-PREFILL_TILES = dataclasses.replace(TILES, expert_up=Tile(16, 32, 256, 8, 3), expert_down=Tile(16, 64, 64, 8, 4))
+# Prefill has many rows of each expert.
+PREFILL_TILES = dataclasses.replace(TILES, expert_up=Tile(32, 32, 256, 4, 3), expert_down=Tile(32, 64, 64, 4, 4))
 
 # float32 runs without tensor cores and has twice the bytes.
 _PRECISE = Tile(16, 16, 32, 4, 2)
@@ -88,6 +88,10 @@ class FusedStep:
         slots_per_row = shape.moe.experts_per_token + self.packed.shared
         self.expert_ids = self._zeros(max_rows, slots_per_row, dtype=torch.int32)
         self.expert_weights = self._zeros(max_rows, slots_per_row, dtype=torch.float32)
+        self.groups = moe.Groups(
+            order=self._zeros(max_rows * slots_per_row, dtype=torch.int32),
+            starts=self._zeros(shape.moe.experts + self.packed.shared, dtype=torch.int32),
+        )
         self.expert_act = self._zeros(max_rows * slots_per_row, shape.moe.intermediate)
         self.expert_out = self._zeros(max_rows * slots_per_row, hidden)
         self.act = self._zeros(max_rows, predictor.intermediate)
@@ -196,8 +200,11 @@ class FusedStep:
             x, shape.backbone.norm_eps, layer.router, self.packed.shared, shape.moe.experts_per_token,
             shape.moe.normalise_weights, logits, scales, ids, weights, tiles.router, pdl,
         )  # fmt: skip
-        moe.expert_products(x.scaled, scales, ids, layer.gate_up, act, gated=True, tile=tiles.expert_up, pdl=pdl)
-        moe.expert_products(act, None, ids, layer.down, out, gated=False, tile=tiles.expert_down, pdl=pdl)
+        groups = self.groups
+        moe.group(ids, groups, pdl)
+        up, down = tiles.expert_up, tiles.expert_down
+        moe.expert_products(x.scaled, scales, ids, groups, layer.gate_up, act, gated=True, tile=up, pdl=pdl)
+        moe.expert_products(act, None, ids, groups, layer.down, out, gated=False, tile=down, pdl=pdl)
         after = self._residual(count, 1)
         moe.combine(out, weights, x.hidden, next_gain, after, pdl)
         return after

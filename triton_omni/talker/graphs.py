@@ -23,7 +23,7 @@ from triton_omni.talker.slots import Slots
 
 logger = logging.getLogger(__name__)
 
-PREFILL_BUCKETS = (16, 32, 64, MAX_GRAPHED_ROWS)
+PREFILL_BUCKETS = (16, 32, 64, 128, MAX_GRAPHED_ROWS)
 # So many launches may be on their way before the host waits for the oldest one's copy.
 _STAGES = 4
 

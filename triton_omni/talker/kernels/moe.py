@@ -6,12 +6,24 @@ so that one pair of kernels serves both and nothing else runs in between.
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 import triton
 import triton.language as tl
 
 from triton_omni.talker.kernels.linear import Residual, Tile, inverse_rms, norm_linear
 from triton_omni.talker.kernels.overlap import let_next_start, wait_for_previous
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Groups:
+    """Assignments (numbers of row x slot) by expert. ``order`` int32 [assignments]; ``starts`` int32 [experts]: where
+    in it those of an expert begin.
+    """
+
+    order: torch.Tensor
+    starts: torch.Tensor
 
 
 @triton.jit
@@ -47,39 +59,49 @@ def _choose(
 
 
 @triton.jit(do_not_specialize=["assignments"])
+def _group(ids, order, starts, assignments, PAD: tl.constexpr, PDL: tl.constexpr):
+    """One expert's assignments (row x slot), in order, behind those of the experts before it."""
+    expert = tl.program_id(0)
+    a = tl.arange(0, PAD)
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    owner = tl.load(ids + a, mask=a < assignments, other=2147483647)
+    mine = owner == expert
+    start = tl.sum((owner < expert).to(tl.int32), 0)
+    rank = tl.cumsum(mine.to(tl.int32), 0) - 1
+    tl.store(order + start + rank, a, mask=mine)
+    tl.store(starts + expert, start)
+
+
+@triton.jit(do_not_specialize=["assignments"])
 def _experts(
-    x, scales, ids, w, out, assignments,
-    K: tl.constexpr, N: tl.constexpr, SLOTS: tl.constexpr, PAD: tl.constexpr, GATED: tl.constexpr,
+    x, scales, ids, order, starts, w, out, assignments,
+    K: tl.constexpr, N: tl.constexpr, SLOTS: tl.constexpr, EXPERTS: tl.constexpr, GATED: tl.constexpr,
     BY_ASSIGNMENT: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One expert's tile of outputs for every assignment (row x slot) of that expert, BLOCK_M at a time."""
+    """One expert's tile of outputs for every assignment of that expert, BLOCK_M at a time."""
     let_next_start(PDL)
     wait_for_previous(PDL)
-    a = tl.arange(0, PAD)
-    owner = tl.load(ids + a, mask=a < assignments, other=-1)
-    first = 0
     if BY_ASSIGNMENT:  # few rows: a program per assignment; the first of an expert works for all of its kind
-        first = tl.program_id(0)
-        expert = tl.load(ids + first)
-        leads = tl.min(tl.where(owner == expert, a, PAD), 0) == first
+        expert = tl.load(ids + tl.load(order + tl.program_id(0)))
+        start = tl.load(starts + expert)
+        leads = start == tl.program_id(0)
     else:
-        expert = tl.num_programs(0) - 1 - tl.program_id(0)  # the shared expert has most rows: it starts first
+        expert = EXPERTS - 1 - tl.program_id(0)  # the shared expert has most rows: it starts first
+        start = tl.load(starts + expert)
         leads = True
-    mine = owner == expert
-    count = tl.sum(mine.to(tl.int32), 0)
-    if leads and count > 0:
-        rank = tl.cumsum(mine.to(tl.int32), 0) - 1
+    end = tl.load(starts + expert + 1, mask=expert + 1 < EXPERTS, other=assignments)
+    if leads and end > start:
         m = tl.arange(0, BLOCK_M)
         n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         k = tl.arange(0, BLOCK_K)
         n_ok = n < N
         rows_of_w: tl.constexpr = 2 * N if GATED else N
         base = w + expert.to(tl.int64) * rows_of_w * K
-        for m0 in range(0, count, BLOCK_M):
-            hit = mine[None, :] & (rank[None, :] == (m0 + m)[:, None])
-            which = tl.sum(tl.where(hit, a[None, :], 0), 1)  # [BLOCK_M] assignment numbers
-            m_ok = (m0 + m) < count
+        for m0 in range(start, end, BLOCK_M):
+            m_ok = (m0 + m) < end
+            which = tl.load(order + m0 + m, mask=m_ok, other=0)  # [BLOCK_M] assignment numbers
             source = which // SLOTS if GATED else which
             acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
             up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -153,10 +175,20 @@ def route(
     )  # fmt: skip
 
 
+def group(ids: torch.Tensor, groups: Groups, pdl: bool = False) -> None:
+    """Collect the assignments of each expert: ids int32 [rows, slots]."""
+    assignments = ids.numel()
+    _group[(groups.starts.shape[0],)](
+        ids, groups.order, groups.starts, assignments,
+        PAD=triton.next_power_of_2(assignments), PDL=pdl, num_warps=4, launch_pdl=pdl,
+    )  # fmt: skip
+
+
 def expert_products(
     x: torch.Tensor,
     scales: torch.Tensor | None,
     ids: torch.Tensor,
+    groups: Groups,
     w: torch.Tensor,
     out: torch.Tensor,
     *,
@@ -166,7 +198,8 @@ def expert_products(
 ) -> None:
     """``gated``: x [rows, K] times scales [rows], w [experts, 2 N, K] (gate above up) -> out [rows * slots, N]:
     silu(gate) * up.
-    Otherwise: x [rows * slots, K], w [experts, N, K] -> out [rows * slots, N]. ids int32 [rows, slots].
+    Otherwise: x [rows * slots, K], w [experts, N, K] -> out [rows * slots, N]. ids int32 [rows, slots], and the same as
+    ``group`` left it.
     """
     rows, slots = ids.shape
     experts, k = w.shape[0], w.shape[2]
@@ -174,8 +207,8 @@ def expert_products(
     assignments = rows * slots
     by_assignment = assignments < experts
     _experts[(assignments if by_assignment else experts, triton.cdiv(n, tile.block_n))](
-        x, scales, ids, w, out, assignments,
-        K=k, N=n, SLOTS=slots, PAD=triton.next_power_of_2(assignments), GATED=gated, BY_ASSIGNMENT=by_assignment,
+        x, scales, ids, groups.order, groups.starts, w, out, assignments,
+        K=k, N=n, SLOTS=slots, EXPERTS=experts, GATED=gated, BY_ASSIGNMENT=by_assignment,
         PRECISION="ieee" if w.dtype == torch.float32 else "tf32",
         PDL=pdl, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
         num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl,
