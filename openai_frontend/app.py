@@ -15,18 +15,20 @@ from openai_frontend.context import Context
 from openai_frontend.drain import Drain, DrainMiddleware
 from openai_frontend.engine import Engine
 from openai_frontend.keys import KeyRing
+from openai_frontend.media import media_reader
 from openai_frontend.metrics import MeasuredEngine, Metrics, MetricsMiddleware
 from openai_frontend.middleware import BodyLimitMiddleware, RequestIdMiddleware
-from openai_frontend.routers import chat, health, models
+from openai_frontend.routers import chat, completions, health, models
 from openai_frontend.routers import metrics as metrics_router
 from openai_frontend.settings import Settings
+from openai_frontend.transcripts import Transcripts
 from triton_omni.model_config import ModelConfig
 from triton_omni.pipeline.request import RequestParser
 
 
 def create_app(settings: Settings, engine: Engine) -> FastAPI:
     """``engine`` is closed when the application shuts down. Raises CheckpointError when the checkpoint's
-    configuration cannot be read.
+    configuration cannot be read, ConfigError for media settings that cannot be used.
     """
     config = ModelConfig.load(settings.checkpoint)
     metrics, drain = Metrics(), Drain(settings.drain_s)
@@ -45,11 +47,13 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
         engine=MeasuredEngine(engine, metrics),
         config=config,
         parser=RequestParser(config),
+        media=media_reader(settings),
+        transcripts=Transcripts(settings.audio_id_lifetime_s),
         started=int(time.time()),
         metrics=metrics,
         drain=drain,
     )
-    for module in (chat, models, health, metrics_router):
+    for module in (chat, completions, models, health, metrics_router):
         app.include_router(module.router)
     _add_middleware(app, settings, metrics, drain)
     errors.install(app)

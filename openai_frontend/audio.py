@@ -15,7 +15,7 @@ from typing import Protocol
 from openai_frontend.encoders import CODECS, CompressedEncoder, compressed_file
 from triton_omni.model_config import SAMPLE_RATE_HZ
 
-_SAMPLE_BYTES = 2
+SAMPLE_BYTES = 2
 # The size a WAV header gives while the end is unknown; readers then read to the end of the file.
 _UNKNOWN_SIZE = 0xFFFF_FFFF
 # Whole samples (2 bytes) and whole base64 groups (3 bytes) at once.
@@ -56,11 +56,11 @@ class WavEncoder:
 def wav_header(pcm_bytes: int | None) -> bytes:
     """44 bytes; None: the length is unknown."""
     riff, data = (_UNKNOWN_SIZE, _UNKNOWN_SIZE) if pcm_bytes is None else (36 + pcm_bytes, pcm_bytes)
-    byte_rate = SAMPLE_RATE_HZ * _SAMPLE_BYTES
+    byte_rate = SAMPLE_RATE_HZ * SAMPLE_BYTES
     return struct.pack(
         "<4sI4s4sIHHIIHH4sI",
         *(b"RIFF", riff, b"WAVE"),
-        *(b"fmt ", 16, 1, 1, SAMPLE_RATE_HZ, byte_rate, _SAMPLE_BYTES, 8 * _SAMPLE_BYTES),
+        *(b"fmt ", 16, 1, 1, SAMPLE_RATE_HZ, byte_rate, SAMPLE_BYTES, 8 * SAMPLE_BYTES),
         *(b"data", data),
     )
 

@@ -21,7 +21,7 @@ _HELP = {
     "port": "port to listen on",
     "model_name": "what clients write in 'model' (default: the name of the checkpoint's directory)",
     "max_body_bytes": "largest request",
-    "max_media_bytes": "largest audio or image file in a request",
+    "max_media_bytes": "largest audio, image or video file of a request",
     "stall_timeout_s": "longest wait for the next piece of an answer",
     "drain_s": "how long open requests may go on after a signal to end",
     "log_level": "debug, info, warning or error",
@@ -34,6 +34,11 @@ _HELP = {
     "ssl_certfile": "certificate chain, PEM; HTTPS instead of HTTP",
     "ssl_keyfile": "the certificate's private key, PEM",
     "workers": "processes that answer; limits hold in each",
+    "allowed_media_domains": "fetch media from these hosts (comma-separated: example.com, *.example.com, "
+    "example.com:8443, '*' for any); without it no address is fetched",
+    "allowed_local_media_path": "directory that file: URLs may name; without it no file is read",
+    "media_fetch_timeout_s": "longest time for one file from another host",
+    "audio_id_lifetime_s": "how long a former answer can be named by its audio's id, to the worker that gave it",
 }
 
 

@@ -9,8 +9,10 @@ from fastapi import Depends, Request
 
 from openai_frontend.drain import Drain
 from openai_frontend.engine import Engine
+from openai_frontend.media import MediaReader
 from openai_frontend.metrics import Metrics
 from openai_frontend.settings import Settings
+from openai_frontend.transcripts import Transcripts
 from triton_omni.errors import NotFoundError
 from triton_omni.model_config import ModelConfig
 from triton_omni.pipeline.request import RequestParser
@@ -24,6 +26,8 @@ class Context:
     engine: Engine
     config: ModelConfig
     parser: RequestParser
+    media: MediaReader
+    transcripts: Transcripts
     started: int
     metrics: Metrics
     drain: Drain

@@ -70,6 +70,8 @@ def _valid_unicode(value: str) -> str:
 
 
 Text: TypeAlias = Annotated[str, AfterValidator(_valid_unicode)]
+_Label: TypeAlias = Annotated[str, Field(max_length=64)]
+_LabelValue: TypeAlias = Annotated[str, Field(max_length=512)]
 Int: TypeAlias = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -90,10 +92,10 @@ class TextPart(Strict):
 
 
 class InputAudio(Strict):
-    """``data``: base64 of a whole file."""
+    """``data``: base64 of a whole file. What it holds is seen by looking; ``format`` is not relied on."""
 
     data: str
-    format: Literal["wav", "mp3", "flac", "ogg"]
+    format: Literal["wav", "mp3", "flac", "ogg", "m4a", "webm"]
 
 
 class InputAudioPart(Strict):
@@ -120,8 +122,17 @@ class ImageUrlPart(Strict):
     image_url: ImageUrl
 
 
+class VideoUrl(Strict):
+    url: str
+
+
+class VideoUrlPart(Strict):
+    type: Literal["video_url"]
+    video_url: VideoUrl
+
+
 Part: TypeAlias = Annotated[
-    TextPart | InputAudioPart | AudioUrlPart | ImageUrlPart,
+    TextPart | InputAudioPart | AudioUrlPart | ImageUrlPart | VideoUrlPart,
     Field(discriminator="type"),
 ]
 TextOnly: TypeAlias = Annotated[
@@ -147,7 +158,9 @@ class UserMessage(Strict):
 
 
 class FormerAudio(Strict):
-    """The audio of a former answer, as the answer carried it; its transcript is what the model reads."""
+    """The audio of a former answer: its ``id`` alone while the server keeps what was said, else with the transcript,
+    which is what the model reads.
+    """
 
     id: str | None = None
     transcript: str | None = None
@@ -177,14 +190,21 @@ def _known_format(value: str) -> str:
 
 
 class AudioOptions(Strict):
-    """``voice``: one of the checkpoint's, in any case. ``format``: default pcm16 in streams, else wav."""
+    """``voice``: one of the checkpoint's, in any case. ``format``: default pcm16 in streams, else wav. ``dialect``
+    "vllm-omni": a stream as vLLM-Omni's clients read it, each chunk of speech a file (default wav) in ``content``.
+    """
 
     voice: str | None = None
+    dialect: Literal["openai", "vllm-omni"] | None = None
+    speed: Annotated[Any, Only(1)] = None
     format: Annotated[str, AfterValidator(_known_format), WithJsonSchema({"enum": list(FORMATS)})] | None = None
 
 
 class StreamOptions(Strict):
+    """``continuous_usage_stats``: every chunk carries the usage so far."""
+
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Annotated[Any, Only(False)] = None
 
 
@@ -200,9 +220,15 @@ class TalkerOptions(Strict):
     seed: Int | None = None
 
 
+class MmProcessorKwargs(Strict):
+    """``use_audio_in_video``: the model hears the sound tracks of videos, too."""
+
+    use_audio_in_video: bool | None = None
+
+
 class ChatCompletionRequest(Strict):
     """POST /v1/chat/completions. ``user``, ``metadata``, ``safety_identifier`` and ``prompt_cache_key`` are labels of
-    the caller's and change nothing.
+    the caller's: they are checked, kept nowhere, and change nothing. Nothing is stored: ``store`` may only be false.
     """
 
     model: str
@@ -229,9 +255,17 @@ class ChatCompletionRequest(Strict):
     speaker: str | None = None
     talker: TalkerOptions | None = None
     chunk_frames: list[Int] | None = None
+    initial_chunk_frames: Int | None = None
+    mm_processor_kwargs: MmProcessorKwargs | None = None
+    # Of vLLM-Omni's bench, in its dialect only.
+    ref_audio: Any = None
+    ref_text: Any = None
+    task_type: Any = None
+    language: Any = None
+    max_new_tokens: Any = None
 
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[_Label, _LabelValue], Field(max_length=16)] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 

@@ -17,6 +17,10 @@ class Settings:
     ``api_keys``: empty, and everybody may ask. ``requests_per_minute`` and ``max_concurrent_requests`` hold for each
     key (each client address when there are no keys) in each worker; 0: no limit.
 
+    ``allowed_media_domains``: hosts that media are fetched from; empty: nothing is fetched.
+    ``allowed_local_media_path``: the directory that ``file:`` URLs may name; empty: none. ``audio_id_lifetime_s``: how
+    long an answer can be named by its audio's id, to the worker that gave it.
+
     Raises: ConfigError naming the option.
     """
 
@@ -40,6 +44,10 @@ class Settings:
     ssl_certfile: str = ""
     ssl_keyfile: str = ""
     workers: int = 1
+    allowed_media_domains: tuple[str, ...] = ()
+    allowed_local_media_path: str = ""
+    media_fetch_timeout_s: float = 10.0
+    audio_id_lifetime_s: int = 3600
 
     def __post_init__(self) -> None:
         if self.workers < 1:

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from openai_frontend import media
+from openai_frontend import vllm_omni
 from openai_frontend.context import Context
+from openai_frontend.media import Budget, MediaKind, Reference, from_base64
 from openai_frontend.schemas import (
     AssistantMessage,
     AudioUrlPart,
@@ -17,8 +18,10 @@ from openai_frontend.schemas import (
     Message,
     Part,
     TextPart,
+    VideoUrlPart,
 )
 from triton_omni.errors import InvalidRequestError, OmniError
+from triton_omni.pipeline.chunk_policy import ChunkPlan
 
 _THINKER_FIELDS = (
     *("temperature", "top_p", "top_k", "repetition_penalty", "min_tokens"),
@@ -30,7 +33,7 @@ _THINKER_FIELDS = (
 class Translation:
     """``wire``: REQUEST of omni_bls; ``media``: the files its parts point at by index. ``wants_text``: text is among
     the modalities; ``audio_format``: None when no speech is asked for. ``names``: the wire's field names in the
-    client's words where they differ.
+    client's words where they differ. ``dialect``: how the answer is written, "openai" or "vllm-omni".
     """
 
     wire: dict[str, Any]
@@ -38,6 +41,7 @@ class Translation:
     wants_text: bool
     audio_format: str | None
     names: Mapping[str, str]
+    dialect: str = "openai"
 
     def in_clients_words(self, error: OmniError) -> OmniError:
         """The same error about the field as the client wrote it."""
@@ -47,16 +51,18 @@ class Translation:
         return error
 
 
-def translate(body: ChatCompletionRequest, context: Context) -> Translation:
-    """Checked by the runtime's own parser, so what it would refuse is refused before any stage works.
+async def translate(body: ChatCompletionRequest, context: Context, *, for_bench: bool = False) -> Translation:
+    """Checked by the runtime's own parser, so what it would refuse is refused before any stage works, and before any
+    file is fetched. ``for_bench``: vLLM-Omni's bench asks, in that dialect unless it says otherwise.
 
     Raises: InvalidRequestError in the client's field names, NotFoundError for another model.
     """
     try:
-        translation = _translate(body, context)
+        files = _Files(context)
+        translation = checked(_translate(body, context, files, _dialect(body, for_bench)), context)
+        return dataclasses.replace(translation, media=await context.media.load(files.sources, files.budget))
     except InvalidRequestError as error:
         raise _named(error) from None
-    return checked(translation, context)
 
 
 def checked(translation: Translation, context: Context) -> Translation:
@@ -74,12 +80,11 @@ def _named(error: InvalidRequestError) -> InvalidRequestError:
     return error if error.message.startswith(f"{field}:") else type(error)(field, f"{field}: {error.message}")
 
 
-def _translate(body: ChatCompletionRequest, context: Context) -> Translation:
+def _translate(body: ChatCompletionRequest, context: Context, files: _Files, dialect: str) -> Translation:
     context.check_model(body.model)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options", "has no effect without stream: true")
-    modalities = _modalities(body)
-    files = _Files(context.settings.max_media_bytes)
+    modalities = _modalities(body, dialect)
     speaker_name, speaker = _speaker(body)
     limit_name, max_tokens = _max_tokens(body)
     thinker = {name: getattr(body, name) for name in _THINKER_FIELDS} | {"max_tokens": max_tokens}
@@ -94,15 +99,21 @@ def _translate(body: ChatCompletionRequest, context: Context) -> Translation:
         "speaker": speaker,
         "thinker": given(thinker),
         "talker": given(talker),
-        "chunk_frames": body.chunk_frames,
+        "chunk_frames": _chunk_frames(body),
+        "use_audio_in_video": body.mm_processor_kwargs and body.mm_processor_kwargs.use_audio_in_video,
+        "continuous_usage": _continuous_usage(body, dialect) or None,
     }
-    audio_format = (body.audio and body.audio.format) or ("pcm16" if body.stream else "wav")
+    in_pieces = body.stream and dialect == "openai"
+    audio_format = (body.audio and body.audio.format) or ("pcm16" if in_pieces else "wav")
     return Translation(
         wire=given(wire),
-        media=files.contents,
+        media=files.placeholders,
         wants_text="text" in modalities,
         audio_format=audio_format if "audio" in modalities else None,
-        names=files.names | {"speaker": speaker_name, "max_tokens": limit_name},
+        dialect=dialect,
+        names=files.names
+        | {"speaker": speaker_name, "max_tokens": limit_name}
+        | {"use_audio_in_video": "mm_processor_kwargs.use_audio_in_video"},
     )
 
 
@@ -111,10 +122,38 @@ def given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None and value != {}}
 
 
-def _modalities(body: ChatCompletionRequest) -> list[str]:
-    """Text unless asked otherwise; ``audio`` without modalities asks for both."""
-    modalities = list(body.modalities or (["text", "audio"] if body.audio else ["text"]))
-    for name in ("audio", "speaker", "talker", "chunk_frames"):
+def _dialect(body: ChatCompletionRequest, for_bench: bool) -> str:
+    asked = body.audio.dialect if body.audio else None
+    if asked == vllm_omni.DIALECT and not body.stream:
+        raise InvalidRequestError("audio.dialect", "has no effect without stream: true")
+    dialect = asked or (vllm_omni.DIALECT if for_bench and body.stream else "openai")
+    for name in vllm_omni.IGNORED_FIELDS:
+        if dialect == "openai" and getattr(body, name) is not None:
+            raise InvalidRequestError(name, 'is not supported; leave it out (audio.dialect "vllm-omni" ignores it)')
+    return dialect
+
+
+def _continuous_usage(body: ChatCompletionRequest, dialect: str) -> bool:
+    asked = bool(body.stream_options and body.stream_options.continuous_usage_stats)
+    return asked or dialect == vllm_omni.DIALECT
+
+
+def _chunk_frames(body: ChatCompletionRequest) -> list[int] | None:
+    if body.initial_chunk_frames is None:
+        return body.chunk_frames
+    if body.chunk_frames is not None:
+        raise InvalidRequestError("initial_chunk_frames", "contradicts chunk_frames; send one of them")
+    try:
+        return list(ChunkPlan.growing_from(body.initial_chunk_frames).frames)
+    except InvalidRequestError as error:
+        raise InvalidRequestError("initial_chunk_frames", error.message) from None
+
+
+def _modalities(body: ChatCompletionRequest, dialect: str) -> list[str]:
+    """Text unless asked otherwise; ``audio`` without modalities, and vLLM-Omni's dialect, ask for both."""
+    both = body.audio is not None or dialect == vllm_omni.DIALECT
+    modalities = list(body.modalities or (["text", "audio"] if both else ["text"]))
+    for name in ("audio", "speaker", "talker", "chunk_frames", "initial_chunk_frames"):
         if "audio" not in modalities and getattr(body, name) is not None:
             raise InvalidRequestError(name, "has no effect without 'audio' in modalities; add it or leave this out")
     return modalities
@@ -142,53 +181,67 @@ def _max_tokens(body: ChatCompletionRequest) -> tuple[str, int | None]:
 class _Files:
     """The files of a request in the order of their parts, and where the client put each."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.contents: list[bytes] = []
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.budget = Budget(context.settings.max_media_bytes, context.settings.max_body_bytes)
+        self.sources: list[bytes | Reference] = []
         self.names: dict[str, str] = {}
 
-    def add(self, content: bytes, place: str) -> int:
-        index = len(self.contents)
-        self.contents.append(content)
+    @property
+    def placeholders(self) -> list[bytes]:
+        """Something for each file, those included that have yet to be got."""
+        return [source if isinstance(source, bytes) else source.url.encode() for source in self.sources]
+
+    def add(self, source: bytes | Reference, place: str) -> int:
+        index = len(self.sources)
+        self.sources.append(source)
         self.names |= {f"media[{index}]": place, f"{place}.media": place}
         return index
+
+    def add_url(self, url: str, kind: MediaKind, place: str) -> dict[str, Any]:
+        source = self.context.media.from_url(url, kind, field=f"{place}.{kind}_url.url", budget=self.budget)
+        return {"type": kind, "media": self.add(source, place)}
 
 
 def _message(message: Message, place: str, files: _Files) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role
     content = message.content
     if content is None:
-        content = _former_transcript(message, place)
+        content = _former_transcript(message, place, files.context)
     if isinstance(content, str):
         return {"role": role, "content": content}
     return {"role": role, "content": [_part(p, f"{place}.content[{i}]", files) for i, p in enumerate(content)]}
 
 
-def _former_transcript(message: Message, place: str) -> str:
+def _former_transcript(message: Message, place: str, context: Context) -> str:
     """What the assistant said, where its message carries only the audio."""
     audio = message.audio if isinstance(message, AssistantMessage) else None
     if audio is None:
         raise InvalidRequestError(f"{place}.content", "must hold what the assistant said")
-    if audio.transcript is None:
+    if audio.transcript is not None:
+        return audio.transcript
+    if audio.id is None:
+        raise InvalidRequestError(f"{place}.audio", "must hold the id or the transcript of a former answer")
+    said = context.transcripts.get(audio.id)
+    if said is None:
         raise InvalidRequestError(
-            f"{place}.audio", "answers are not kept by id; send the answer's transcript as content or audio.transcript"
+            f"{place}.audio.id",
+            f"{audio.id[:128]!r} is not known here or has expired; send the answer's transcript as content or "
+            "audio.transcript",
         )
-    return audio.transcript
+    return said
 
 
 def _part(part: Part, place: str, files: _Files) -> dict[str, Any]:
-    limit = files.max_bytes
     match part:
         case TextPart():
             return {"type": "text", "text": part.text}
         case InputAudioPart():
-            content = media.from_base64(part.input_audio.data, field=f"{place}.input_audio.data", max_bytes=limit)
+            content = from_base64(part.input_audio.data, field=f"{place}.input_audio.data", budget=files.budget)
             return {"type": "audio", "media": files.add(content, place)}
         case AudioUrlPart():
-            field = f"{place}.audio_url.url"
-            content = media.from_url(part.audio_url.url, "audio", field=field, max_bytes=limit)
-            return {"type": "audio", "media": files.add(content, place)}
+            return files.add_url(part.audio_url.url, "audio", place)
         case ImageUrlPart():
-            field = f"{place}.image_url.url"
-            content = media.from_url(part.image_url.url, "image", field=field, max_bytes=limit)
-            return {"type": "image", "media": files.add(content, place)}
+            return files.add_url(part.image_url.url, "image", place)
+        case VideoUrlPart():
+            return files.add_url(part.video_url.url, "video", place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from openai_frontend import completions
+from openai_frontend import completions, vllm_omni
 from openai_frontend.context import ContextDependency
 from openai_frontend.disconnect import EventStreamResponse, while_connected
 from openai_frontend.schemas import ChatCompletionRequest
@@ -18,16 +18,22 @@ router = APIRouter()
 @router.post("/v1/chat/completions")
 async def create_chat_completion(request: Request, body: ChatCompletionRequest, context: ContextDependency) -> Response:
     """Text, speech or both in answer to a conversation. With ``stream`` the answer comes as server-sent events."""
-    translation = translate(body, context)
+    wants_counts = bool(body.stream_options and body.stream_options.continuous_usage_stats)
+    for_bench = vllm_omni.is_bench(request.headers, continuous_usage=wants_counts)
+    translation = await while_connected(request.receive, translate(body, context, for_bench=for_bench))
     shape = completions.Shape(
         model=body.model,
         wants_text=translation.wants_text,
         audio_format=translation.audio_format,
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        continuous_usage="continuous_usage" in translation.wire,
         has_media=bool(translation.media),
+        audio_lifetime_s=context.settings.audio_id_lifetime_s,
     )
     wire = {**translation.wire, "request_id": request.state.request_id}
     pieces = context.engine.generate(wire, translation.media)
+    if shape.audio_format is not None:
+        pieces = context.transcripts.recorded(pieces, shape.audio_id)
     try:
         if not body.stream:
             answer = await while_connected(request.receive, completions.whole(pieces, shape))
@@ -35,5 +41,6 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest, 
         first = await while_connected(request.receive, anext(pieces))  # an error before it still has its own status
     except OmniError as error:
         raise translation.in_clients_words(error) from error
-    events = completions.server_sent_events(first, pieces, shape, translation.in_clients_words)
+    chunks = vllm_omni.Chunks(shape) if translation.dialect == vllm_omni.DIALECT else completions.Chunks(shape)
+    events = completions.server_sent_events(first, pieces, chunks, translation.in_clients_words)
     return EventStreamResponse(events, source=pieces)
