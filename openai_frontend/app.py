@@ -18,7 +18,7 @@ from openai_frontend.keys import KeyRing
 from openai_frontend.media import media_reader
 from openai_frontend.metrics import MeasuredEngine, Metrics, MetricsMiddleware
 from openai_frontend.middleware import BodyLimitMiddleware, RequestIdMiddleware
-from openai_frontend.routers import chat, completions, health, models
+from openai_frontend.routers import chat, completions, health, models, speech, transcriptions
 from openai_frontend.routers import metrics as metrics_router
 from openai_frontend.settings import Settings
 from openai_frontend.transcripts import Transcripts
@@ -53,7 +53,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
         metrics=metrics,
         drain=drain,
     )
-    for module in (chat, completions, models, health, metrics_router):
+    for module in (chat, completions, speech, transcriptions, models, health, metrics_router):
         app.include_router(module.router)
     _add_middleware(app, settings, metrics, drain)
     errors.install(app)

@@ -69,7 +69,9 @@ def events_of(response: httpx.Response) -> list[Any]:
 class LeavingClient:
     """Drives an application by hand, so that the client can leave at any moment."""
 
-    def __init__(self, app: FastAPI, body: Mapping[str, Any], *, reads: bool = True) -> None:
+    def __init__(
+        self, app: FastAPI, body: Mapping[str, Any], *, reads: bool = True, path: str = "/v1/chat/completions"
+    ) -> None:
         self.sent: list[dict[str, Any]] = []
         self.blocked = asyncio.Event()
         self._reads = reads
@@ -82,7 +84,6 @@ class LeavingClient:
             "method": "POST",
             "headers": headers,
         }
-        path = "/v1/chat/completions"
         scope |= {"path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "scheme": "http"}
         self.done = asyncio.ensure_future(app({**scope, "http_version": "1.1"}, self._receive, self._send))
 
