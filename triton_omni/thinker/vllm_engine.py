@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -135,6 +136,10 @@ class VllmThinker:
         with self._lock:
             running = sum(entry.running for entry in self._open.values())
             return {"running": running, "waiting": len(self._open) - running}
+
+    def alive(self) -> bool:
+        """False once vLLM's engine process is gone: nothing will be served any more."""
+        return self._down is None and not self._llm.errored
 
     def close(self) -> None:
         """End every open request with an error and stop vLLM."""
@@ -282,7 +287,11 @@ def _start(model_config: ModelConfig, config: ThinkerConfig, rows_socket: str) -
     register()  # here too, for an installation whose entry points vLLM cannot see
     args = engine_args(model_config, config, rows_socket)
     try:
-        return AsyncLLM.from_engine_args(args)
+        vllm_config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise ConfigError(f"are refused by vLLM: {error}", field="vllm_args") from error
+    try:
+        return AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=args.disable_log_stats)
     except Exception as error:
         raise ConfigError(f"vLLM does not start: {type(error).__name__}: {error}", field="engine") from error
 

@@ -1,0 +1,87 @@
+"""Rows are handed out once, to those who asked, and not kept for ever."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from triton_omni.errors import InvalidRequestError, NotFoundError, RequestTimeoutError, StageError
+from triton_omni.pipeline.stages import PromptRows
+from triton_omni.thinker.rows_shelf import RowsShelf
+
+ROWS = PromptRows(np.zeros((3, 2), np.int32), np.ones(4, np.uint8), "float32")
+
+
+def test_rows_are_taken_once() -> None:
+    shelf = RowsShelf("thinker", 2)
+    shelf.open("a", wanted=True)
+    with pytest.raises(RequestTimeoutError):
+        shelf.take("a", 0.01)
+    shelf.put("a", ROWS)
+    assert shelf.take("a", 0) is ROWS
+    with pytest.raises(NotFoundError, match="fetched"):
+        shelf.take("a", 0)
+    shelf.close("a")
+    with pytest.raises(NotFoundError):
+        shelf.take("a", 0)
+    assert len(shelf) == 0
+
+
+def test_a_waiting_caller_is_woken() -> None:
+    shelf, got = RowsShelf("thinker", 2), []
+    shelf.open("a", wanted=True)
+    thread = threading.Thread(target=lambda: got.append(shelf.take("a", 30)))
+    thread.start()
+    shelf.close("a")  # the answer may end before its rows have come
+    shelf.put("a", ROWS)
+    thread.join(10)
+    assert got == [ROWS]
+
+
+def test_only_the_last_ones_outlive_their_request() -> None:
+    shelf = RowsShelf("thinker", 2)
+    for name in "abc":
+        shelf.open(name, wanted=True)
+        shelf.put(name, ROWS)
+        shelf.close(name)
+    assert len(shelf) == 2
+    with pytest.raises(NotFoundError):
+        shelf.take("a", 0)
+    assert shelf.take("b", 0) is shelf.take("c", 0)
+    assert len(shelf) == 0
+
+
+def test_what_ends_a_request_reaches_who_waits_for_its_rows() -> None:
+    shelf, raised = RowsShelf("thinker", 2), []
+
+    def wait() -> None:
+        with pytest.raises(StageError) as error:
+            shelf.take("a", 30)
+        raised.append(error.value)
+
+    shelf.open("a", wanted=True)
+    thread = threading.Thread(target=wait)
+    thread.start()
+    shelf.close("a", StageError("thinker", "died"))
+    thread.join(10)
+    assert [error.message for error in raised] == ["died"]
+
+
+def test_who_did_not_ask_gets_nothing() -> None:
+    shelf = RowsShelf("thinker", 2)
+    with pytest.raises(NotFoundError):
+        shelf.take("nobody", 0)
+    shelf.open("a", wanted=False)
+    shelf.put("a", ROWS)
+    with pytest.raises(InvalidRequestError) as raised:
+        shelf.take("a", 0)
+    assert raised.value.field == "want_rows"
+    shelf.close("a")
+    shelf.open("b", wanted=True)
+    shelf.put("b", ROWS)
+    shelf.close("b")
+    shelf.drop("b")
+    with pytest.raises(NotFoundError):
+        shelf.take("b", 0)
