@@ -30,6 +30,13 @@ def test_every_option_reaches_its_field() -> None:
     assert options.model_name == "omni"
 
 
+def test_what_follows_two_dashes_is_the_frontends() -> None:
+    options = parse_options(["--port", "9100", "--", "--workers", "2", "--ssl-certfile", "cert.pem"])
+    assert options.frontend_arguments == ("--workers", "2", "--ssl-certfile", "cert.pem")
+    assert options.url == "https://127.0.0.1:9100"
+    assert parse_options([]).frontend_arguments == ()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 WAV_FILE = "answer.wav"
+KEY_VARIABLE = "OMNI_API_KEY"
 
 
 def chat_request(model: str, voice: str | None) -> dict[str, object]:
@@ -18,31 +19,30 @@ def chat_request(model: str, voice: str | None) -> dict[str, object]:
     return request
 
 
-def short_request(model: str, voice: str | None) -> dict[str, object]:
-    """The same for the shortest answer that goes through every stage."""
-    request = chat_request(model, voice) | {"max_tokens": 4}
-    return request if voice is None else request | {"talker": {"max_frames": 4}}
+def curl_example(url: str, model: str, voice: str | None, *, keyed: bool = False) -> str:
+    """A shell command that prints the answer's text and, with a voice, writes its speech to a WAV file.
 
-
-def curl_example(url: str, model: str, voice: str | None) -> str:
-    """A shell command that prints the answer's text and, with a voice, writes its speech to a WAV file."""
+    ``keyed``: the server wants a key; it is taken from the environment.
+    """
+    key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if keyed else ""
     message = "message = json.load(sys.stdin)['choices'][0]['message']; print(message['content'])"
     if voice is not None:
         message += f"; open('{WAV_FILE}', 'wb').write(base64.b64decode(message['audio']['data']))"
     return f"""\
-curl -sf {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+curl -sf {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\
   -d '{json.dumps(chat_request(model, voice))}' |
   python3 -c "import base64, json, sys; {message}"
 """
 
 
-def python_example(url: str, model: str, voice: str | None) -> str:
+def python_example(url: str, model: str, voice: str | None, *, keyed: bool = False) -> str:
     """A program on the ``openai`` client: prints text as it comes and, with a voice, writes the speech as it comes."""
+    key = f'os.environ["{KEY_VARIABLE}"]' if keyed else '"unused"'
     opening = f"""\
-import base64, wave
+import base64, {"os, " if keyed else ""}wave
 from openai import OpenAI
 
-client = OpenAI(base_url="{url}/v1", api_key="unused")
+client = OpenAI(base_url="{url}/v1", api_key={key})
 """
     if voice is None:
         return f"""{opening}

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -22,6 +23,8 @@ from triton_omni.serve.processes import WITH_PARENT
 logger = logging.getLogger(__name__)
 
 LOG_TAIL_LINES = 20
+# Beyond the drain: time to cut off what is left, and to clean up.
+CLEAN_UP_S = 5
 TABLE_EDGES = ("+--", "| ")  # tritonserver prints its models and options as wide tables
 
 
@@ -78,9 +81,9 @@ class FrontendProcess:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
         try:
-            process.wait(self._drain_s + 2)
+            process.wait(self._drain_s + CLEAN_UP_S)
         except subprocess.TimeoutExpired:
-            logger.warning("the frontend did not end within %g s: killed", self._drain_s + 2)
+            logger.warning("the frontend did not end within %g s: killed", self._drain_s + CLEAN_UP_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -94,8 +97,10 @@ def tail(path: Path, lines: int = LOG_TAIL_LINES) -> str:
 
 
 def _answers(url: str) -> bool:
+    # Only the answer counts here, not whose name the certificate has.
+    context = ssl._create_unverified_context() if url.startswith("https:") else None
     try:
-        with urllib.request.urlopen(url, timeout=2) as response:
+        with urllib.request.urlopen(url, timeout=2, context=context) as response:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False

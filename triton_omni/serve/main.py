@@ -1,6 +1,6 @@
 """The supervisor behind scripts/serve.sh: tritonserver and the OpenAI frontend, from start to a clean end.
 
-    python -m triton_omni.serve.main [--checkpoint DIR] [--port 9000] [--host 127.0.0.1]
+    python -m triton_omni.serve.main [--checkpoint DIR] [--port 9000] [--host 127.0.0.1] [-- FRONTEND OPTIONS]
 
 Progress goes to stderr, the line that says "ready" and the examples to stdout, the children's output to log files.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from triton_omni.errors import ConfigError
 from triton_omni.model_config import ModelConfig
-from triton_omni.serve.examples import curl_example, python_example, short_request
+from triton_omni.serve.examples import curl_example, python_example
 from triton_omni.serve.frontend import FrontendProcess, tail
 from triton_omni.serve.processes import Watched, check_ports_free, model_stubs, wait_first_exit
 from triton_omni.serve.signals import StopRequested, StopSignals
@@ -51,18 +51,25 @@ class Options:
     log_directory: Path
     ready_timeout_s: float
     drain_s: float
+    frontend_arguments: tuple[str, ...]
 
     @property
     def url(self) -> str:
         """Where a client on this machine reaches the frontend."""
-        return f"http://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
+        scheme = "https" if any(a.startswith("--ssl-certfile") for a in self.frontend_arguments) else "http"
+        return f"{scheme}://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
 
 
 def parse_options(arguments: Sequence[str]) -> Options:
-    """The command line as Options; Triton's ports follow the frontend's unless given. Ends the program on errors."""
+    """The command line as Options; Triton's ports follow the frontend's unless given. Ends the program on errors.
+
+    What comes after ``--`` is the frontend's.
+    """
+    cut = list(arguments).index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(
         prog="serve.sh",
         description="Serve a Qwen3-Omni checkpoint: text and speech over an OpenAI-compatible API.",
+        epilog="Options of the frontend follow after --: python -m openai_frontend.main --help lists them.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
@@ -79,11 +86,11 @@ def parse_options(arguments: Sequence[str]) -> Options:
     add("--log-directory", type=Path, default=ROOT / ".cache" / "logs", help="where the logs go")
     add("--ready-timeout-s", type=_positive, default=1800.0, help="how long loading may take")
     add("--drain-s", type=_positive, default=5.0, help="how long open requests may go on after a stop")
-    values = vars(parser.parse_args(arguments))
+    values = vars(parser.parse_args(arguments[:cut]))
     for offset, name in enumerate(("grpc_port", "http_port", "metrics_port"), start=1):
         if values[name] is None:
             values[name] = values["port"] + offset
-    return Options(**values)
+    return Options(**values, frontend_arguments=tuple(arguments[cut + 1 :]))
 
 
 def _port(text: str) -> int:
@@ -119,13 +126,14 @@ def serve(options: Options, signals: StopSignals) -> None:
                 options.ready_timeout_s,
                 lambda model, step: logger.info("%6.1f s  %s %s", time.monotonic() - started, step, model),
             )
-        with _frontend(options, server.grpc_target, checkpoint) as frontend:
+        voice = config.default_speaker if config.speaks else None
+        with _frontend(options, server, checkpoint) as frontend:
             with signals.interruptible():
-                frontend.wait_ready(options.ready_timeout_s)
                 logger.info("warming up: a first answer")
-                voice = config.default_speaker if config.speaks else None
-                model = _warm_up(options.url, voice, frontend.log_path, options.ready_timeout_s)
+                _warm_up(server, speech=config.speaks, timeout_s=options.ready_timeout_s)
+                frontend.wait_ready(options.ready_timeout_s)
                 logger.info("%6.1f s  warm", time.monotonic() - started)
+            model = options.model_name or checkpoint.resolve().name
             _announce(options, model, voice, demo=options.checkpoint is None)
             with signals.interruptible():
                 children = [Watched("the frontend", frontend.pid), Watched("tritonserver", server.pid)]
@@ -146,11 +154,13 @@ def _tritonserver(options: Options, checkpoint: Path) -> TritonServer:
     )
 
 
-def _frontend(options: Options, grpc_target: str, checkpoint: Path) -> FrontendProcess:
-    arguments = ["--host", options.host, "--port", str(options.port)]
-    arguments += ["--triton-url", grpc_target, "--checkpoint", str(checkpoint), "--drain-s", str(options.drain_s)]
+def _frontend(options: Options, server: TritonServer, checkpoint: Path) -> FrontendProcess:
+    arguments = ["--host", options.host, "--port", str(options.port), "--drain-s", str(options.drain_s)]
+    arguments += ["--triton-url", server.grpc_target, "--triton-metrics-url", server.metrics_url]
+    arguments += ["--checkpoint", str(checkpoint)]
     if options.model_name is not None:
         arguments += ["--model-name", options.model_name]
+    arguments += options.frontend_arguments
     log_path = options.log_directory / f"frontend-{options.port}.log"
     return FrontendProcess(options.url, arguments, log_path=log_path, drain_s=options.drain_s)
 
@@ -170,21 +180,31 @@ def _demo_checkpoint(signals: StopSignals) -> Path:
     return DEMO_CHECKPOINT
 
 
-def _warm_up(url: str, voice: str | None, log_path: Path, timeout_s: float) -> str:
-    """One short answer through everything; the name of the model that gave it. Raises ConfigError when it fails."""
+def _warm_up(server: TritonServer, *, speech: bool, timeout_s: float) -> None:
+    """One short answer through every stage, asked for at Triton's own door. Raises ConfigError when it fails."""
+    request: dict[str, object] = {
+        "messages": [{"role": "user", "content": "Tell me about the sea."}],
+        "modalities": ["text", "audio"] if speech else ["text"],
+        "thinker": {"max_tokens": 4},
+        "talker": {"max_frames": 4},
+    }
+    url = f"{server.http_url}/v2/models/omni_bls/generate_stream"
+    body = json.dumps({"REQUEST": json.dumps(request)}).encode()
     try:
-        with urllib.request.urlopen(f"{url}/v1/models", timeout=timeout_s) as response:
-            model = str(json.load(response)["data"][0]["id"])
-        body = json.dumps(short_request(model, voice)).encode()
-        request = urllib.request.Request(f"{url}/v1/chat/completions", body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=timeout_s) as response:
-            response.read()
+        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=timeout_s) as response:
+            answer = response.read().decode(errors="replace")
     except urllib.error.HTTPError as error:
         answer = error.read().decode(errors="replace")
-        raise ConfigError(f"the first request failed with {error.code}: {answer}\n{tail(log_path)}") from None
     except OSError as error:
-        raise ConfigError(f"the first request failed: {error}\n{tail(log_path)}") from None
-    return model
+        answer = str(error)
+    if not _ends_well(answer):
+        raise ConfigError(f"the first request failed: {answer.strip()}\n{tail(server.log_path)}")
+
+
+def _ends_well(answer: str) -> bool:
+    """Whether the last server-sent event is the end of an answer; an error is an event, too."""
+    events = [json.loads(line.removeprefix("data: ")) for line in answer.splitlines() if line.startswith("data: ")]
+    return bool(events) and json.loads(events[-1].get("EVENT", "{}")).get("type") == "end"
 
 
 def _announce(options: Options, model: str, voice: str | None, *, demo: bool) -> None:
