@@ -185,8 +185,8 @@ class Fetcher:
         address = httpcore.URL(
             scheme=target.scheme.encode(), host=target.host.encode(), port=target.port, target=target.path.encode()
         )
-        if self._ssl_context is None:
-            self._ssl_context = httpcore.default_ssl_context()
+        if target.scheme == "https" and self._ssl_context is None:  # reads all root certificates
+            self._ssl_context = await asyncio.to_thread(httpcore.default_ssl_context)
         async with (
             httpcore.AsyncConnectionPool(self._ssl_context, network_backend=self._backend) as connections,
             connections.stream("GET", address, headers=[*headers, ("User-Agent", "triton-omni")]) as response,
