@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -35,6 +35,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        metrics.close_dead()
         async with drain.on_stop_signals():
             yield
         await engine.close()
@@ -53,15 +54,17 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
         metrics=metrics,
         drain=drain,
     )
-    for module in (chat, completions, speech, transcriptions, models, health, metrics_router):
-        app.include_router(module.router)
-    _add_middleware(app, settings, metrics, drain)
+    routers = [module.router for module in (chat, completions, speech, transcriptions, models, health, metrics_router)]
+    for router in routers:
+        app.include_router(router)
+    paths = [getattr(route, "path", "") for router in routers for route in router.routes]
+    _add_middleware(app, settings, metrics, drain, paths)
     errors.install(app)
     return app
 
 
-def _add_middleware(app: FastAPI, settings: Settings, metrics: Metrics, drain: Drain) -> None:
-    """From the inside out: the last one meets a request first."""
+def _add_middleware(app: FastAPI, settings: Settings, metrics: Metrics, drain: Drain, paths: Sequence[str]) -> None:
+    """From the inside out: the last one meets a request first. ``paths``: of all routes, for the metrics."""
     app.add_middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes)
     app.add_middleware(
         LimitMiddleware,
@@ -79,5 +82,5 @@ def _add_middleware(app: FastAPI, settings: Settings, metrics: Metrics, drain: D
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    app.add_middleware(MetricsMiddleware, metrics=metrics, paths=[getattr(r, "path", "") for r in app.routes])
+    app.add_middleware(MetricsMiddleware, metrics=metrics, paths=paths)
     app.add_middleware(RequestIdMiddleware)

@@ -82,11 +82,16 @@ class Metrics:
         return generate_latest(everybody)
 
     def close(self) -> None:
-        """Take this worker's requests in flight out of the sum, and those of workers that were killed."""
+        """Take what this worker has in flight out of the sum."""
+        if self.shared:
+            mark_process_dead(os.getpid())  # type: ignore[no-untyped-call]
+
+    def close_dead(self) -> None:
+        """Take what workers had in flight that were killed out of the sum."""
         if self.shared:
             for path in Path(os.environ[SHARED_DIRECTORY_VARIABLE]).glob("gauge_live*_*.db"):
                 pid = int(path.stem.rpartition("_")[2])
-                if pid == os.getpid() or not Path(f"/proc/{pid}").exists():
+                if not Path(f"/proc/{pid}").exists():
                     mark_process_dead(pid)  # type: ignore[no-untyped-call]
 
 

@@ -70,7 +70,13 @@ class LeavingClient:
     """Drives an application by hand, so that the client can leave at any moment."""
 
     def __init__(
-        self, app: FastAPI, body: Mapping[str, Any], *, reads: bool = True, path: str = "/v1/chat/completions"
+        self,
+        app: FastAPI,
+        body: Mapping[str, Any],
+        *,
+        reads: bool = True,
+        path: str = "/v1/chat/completions",
+        client: tuple[str, int] | None = None,
     ) -> None:
         self.sent: list[dict[str, Any]] = []
         self.blocked = asyncio.Event()
@@ -83,6 +89,7 @@ class LeavingClient:
             "asgi": {"version": "3.0", "spec_version": "2.4"},
             "method": "POST",
             "headers": headers,
+            "client": client,
         }
         scope |= {"path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "scheme": "http"}
         self.done = asyncio.ensure_future(app({**scope, "http_version": "1.1"}, self._receive, self._send))
