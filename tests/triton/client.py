@@ -66,10 +66,21 @@ class Answer:
         self.start, self.end = self.parts[0][2], self.parts[-1][2]
 
 
-def omni(server: TritonServer, request: dict[str, Any] | str, media: list[bytes] | None = None) -> TritonCall:
+def omni(
+    server: TritonServer, request: dict[str, Any] | str, media: list[bytes] | None = None, cancel_key: str | None = None
+) -> TritonCall:
     """A request to omni_bls."""
-    text = request if isinstance(request, str) else json.dumps(request)
-    return TritonCall(server, "omni_bls", {"REQUEST": [text]} | ({"MEDIA": media} if media else {}))
+    inputs: dict[str, Any] = {"REQUEST": [request if isinstance(request, str) else json.dumps(request)]}
+    if media:
+        inputs["MEDIA"] = media
+    if cancel_key:
+        inputs["CANCEL_KEY"] = [cancel_key]
+    return TritonCall(server, "omni_bls", inputs)
+
+
+def take_back(server: TritonServer, cancel_key: str) -> None:
+    """Cancel a request by its key; its stream ends by itself."""
+    assert list(omni(server, "", cancel_key=cancel_key)) == []
 
 
 def generate_stream(server: TritonServer, model: str, **inputs: Any) -> list[dict[str, Any]]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import uuid
 
 import pytest
+from tritonclient.utils import InferenceServerException
 
-from tests.triton.client import HELLO, Answer, TritonCall, gauges, omni, open_sessions, speech
+from tests.triton.client import HELLO, Answer, TritonCall, gauges, omni, open_sessions, speech, take_back
 from triton_omni.serve.tritonserver import TritonServer
 
 pytestmark = pytest.mark.triton
@@ -60,14 +62,44 @@ def test_cancel_of_a_stage_by_its_own_client(tight_server: TritonServer, eventua
     eventually(lambda: open_sessions(tight_server), WITHIN_S)
 
 
-def test_two_hundred_cancels_leak_nothing(null_server: TritonServer, eventually) -> None:
+def test_cancel_by_key_ends_the_stream_with_an_error(tight_server: TritonServer, eventually) -> None:
+    responses = iter(omni(tight_server, speech(), cancel_key="mine"))
+    next(responses)
+    take_back(tight_server, "mine")
+    with pytest.raises(InferenceServerException, match=r"^cancelled: "):
+        list(responses)
+    eventually(lambda: open_sessions(tight_server), WITHIN_S)
+    take_back(tight_server, "mine")
+
+
+def test_a_key_names_one_open_request(tight_server: TritonServer) -> None:
+    responses = iter(omni(tight_server, speech(), cancel_key="taken"))
+    next(responses)
+    with pytest.raises(InferenceServerException, match=r"^invalid_request \[CANCEL_KEY\]: names another open request"):
+        list(omni(tight_server, speech(), cancel_key="taken"))
+    take_back(tight_server, "taken")
+    with pytest.raises(InferenceServerException, match=r"^cancelled: "):
+        list(responses)
+    again = omni(tight_server, speech(talker={"max_frames": 4}), cancel_key="taken")
+    assert Answer(again).end["finish_reason"] == "length", "a key is free when its request has ended"
+
+
+@pytest.mark.parametrize("how", ["the stream", "the key"])
+def test_a_hundred_cancels_leak_nothing(null_server: TritonServer, eventually, how: str) -> None:
+    """omni_bls has two instances here: a key must find its request in the other one too."""
     before = gauges(null_server)["omni_bls", "cancelled"]
-    for count in range(200):
-        call = omni(null_server, speech())
+    for count in range(100):
+        key = str(uuid.uuid4())
+        call = omni(null_server, speech(), cancel_key=key)
         responses = iter(call)
         for _ in range(1 + count % 12):
             next(responses)
-        call.cancel()
+        if how == "the stream":
+            call.cancel()
+            continue
+        take_back(null_server, key)
+        with pytest.raises(InferenceServerException, match=r"^cancelled: "):
+            list(responses)
     eventually(lambda: open_sessions(null_server), WITHIN_S)
-    assert gauges(null_server)["omni_bls", "cancelled"] - before == 200
+    eventually(lambda: gauges(null_server)["omni_bls", "cancelled"] - before != 100, WITHIN_S)
     assert Answer(omni(null_server, speech())).end["finish_reason"] == "stop"

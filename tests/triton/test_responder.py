@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ if "triton_python_backend_utils" not in sys.modules:
     pytest.fail("conftest.py provides it")
 
 from triton_omni.triton import wakeups
+from triton_omni.triton.cancel_keys import CancelKeys
 from triton_omni.triton.responder import Responder
 from triton_omni.triton.wakeups import Record, WakeupReader, WakeupWriter
 
@@ -183,3 +186,58 @@ def test_a_reader_that_is_gone_is_nobody_to_tell() -> None:
     for _ in range(2):
         writer.write(arrivals.parameter, Record.RESPONSE)
     assert not os.path.exists(reader._path)
+
+
+class Token:
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+        self.cancel = self.cancelled.set
+
+
+def test_a_cancel_key_finds_its_request_in_another_instance(reader: WakeupReader) -> None:
+    other = WakeupReader()
+    here, there, token = CancelKeys(reader), CancelKeys(other), Token()
+    there.add("key", token)
+    here.cancel("no key of anybody")
+    assert not token.cancelled.wait(0.05)
+    here.cancel("key")
+    assert token.cancelled.wait(5)
+    other.close()
+
+
+def test_a_cancel_key_is_forgotten_with_its_request(reader: WakeupReader) -> None:
+    keys, token = CancelKeys(reader), Token()
+    keys.add("key", token)
+    with pytest.raises(InvalidRequestError, match="names another open request"):
+        keys.add("key", Token())
+    keys.discard("key")
+    keys.cancel("key")
+    assert not token.cancelled.is_set()
+    keys.add("", Token())
+    keys.add("", Token())
+
+
+def test_a_sender_outlives_the_last_question(responder: Responder) -> None:
+    sender = Sender()
+    asked = threading.Event()
+    sender.is_cancelled = lambda: asked.set()
+    stream = responder.open(sender, _encode)
+    assert asked.wait(5)
+    stream.sink(Event("a."))
+    assert sender.finished.wait(5)
+    reference = weakref.ref(sender)
+    del sender, stream
+    gc.collect()
+    assert reference() is not None
+
+
+def test_children_of_omni_bls_are_not_asked_whether_they_are_cancelled(
+    responder: Responder, reader: WakeupReader
+) -> None:
+    _, arrivals = reader.open("talker")
+    sender = AskingSender(arrivals.parameter)
+    sender.left = True
+    stream = responder.open(sender, _encode, on_cancel=lambda: pytest.fail("asked"))
+    threading.Event().wait(5 * POLL_S)
+    stream.sink(Event("a."))
+    assert arrivals.wait(1)

@@ -58,13 +58,9 @@ _END = pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
 class ChildRequests:
     """Sends requests to the other models of this server and reads their responses."""
 
-    def __init__(self) -> None:
-        self._wakeups = WakeupReader()
+    def __init__(self, wakeups: WakeupReader) -> None:
+        self._wakeups = wakeups
         self._ended = EndedIterators()
-
-    def close(self) -> None:
-        """After the last request."""
-        self._wakeups.close()
 
     def call(self, model: str, inputs: Sequence[Any], outputs: Sequence[str], **options: Any) -> Arrays:
         """Send a request that gets one response, and wait for it; {} when it is empty.

@@ -1,4 +1,4 @@
-"""omni_bls's requests and responses as tensors: REQUEST and MEDIA in, TEXT, AUDIO and EVENT out."""
+"""omni_bls's requests and responses as tensors: REQUEST, MEDIA and CANCEL_KEY in, TEXT, AUDIO and EVENT out."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from triton_omni.pipeline.events import OmniEvent
 from triton_omni.triton.tensors import Arrays, array_tensor, read_files, read_string, string_tensor
 
 
-def read_request(inputs: Arrays) -> tuple[str, tuple[bytes, ...]]:
-    """The JSON text and the files' bytes. Raises InvalidRequestError."""
-    return read_string(inputs, "REQUEST"), read_files(inputs, "MEDIA")
+def read_request(inputs: Arrays) -> tuple[str, tuple[bytes, ...], str]:
+    """The JSON text, the files' bytes, and the cancel key ("" when there is none). Raises InvalidRequestError.
+
+    An empty text with a key takes back the request that came with that key.
+    """
+    return read_string(inputs, "REQUEST"), read_files(inputs, "MEDIA"), read_string(inputs, "CANCEL_KEY")
 
 
 def event_tensors(events: Sequence[OmniEvent]) -> list[list[Any]]:

@@ -23,6 +23,8 @@ from triton_omni.triton.wakeups import PARAMETER, Record, WakeupWriter
 
 logger = logging.getLogger(__name__)
 
+SENDER_LIFE_S = 3.0
+
 T = TypeVar("T")
 Encode = Callable[[Sequence[T]], Sequence[Sequence[Any]]]
 """Events that are ready together -> the tensors of each response."""
@@ -117,6 +119,7 @@ class Responder:
         self._poll_s = poll_s
         self._ready: queue.SimpleQueue[ResponseStream[Any] | None] = queue.SimpleQueue()
         self._wakeups = WakeupWriter()
+        self._asked: collections.deque[tuple[float, Any]] = collections.deque()
         self._opened: queue.SimpleQueue[ResponseStream[Any]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"{name}-responder", daemon=True)
         self._thread.start()
@@ -170,16 +173,28 @@ class Responder:
 
     def _poll(self, polls: collections.deque[ResponseStream[Any]]) -> None:
         now = time.monotonic()
-        while polls and (polls[0].ended or polls[0].poll_at <= now):
+        while polls and polls[0].poll_at <= now:
             stream = polls.popleft()
             if stream.ended:
                 continue
-            if stream.sender.is_cancelled():
+            if stream.wakeup is not None:
+                # omni_bls takes its requests back in-band; Triton tells a child nothing of its caller's end.
+                self._wake(stream, Record.ALIVE)
+            elif self._is_cancelled(stream):
                 stream.on_cancel()
                 continue
-            self._wake(stream, Record.ALIVE)
             stream.poll_at = now + self._poll_s
             polls.append(stream)
+
+    def _is_cancelled(self, stream: ResponseStream[Any]) -> bool:
+        """The question lies in memory that belongs to the sender, and the server may still be at it when the answer is
+        here: the sender must not go in that moment, or the server dies of a lock that is no more.
+        """
+        now = time.monotonic()
+        self._asked.append((now, stream.sender))
+        while now - self._asked[0][0] >= SENDER_LIFE_S:
+            self._asked.popleft()
+        return bool(stream.sender.is_cancelled())
 
     def _flush(self, stream: ResponseStream[Any]) -> None:
         events, error, final = stream.take()

@@ -13,6 +13,7 @@ Records between the responses say that the child lives: a stub that dies ends no
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import os
@@ -23,6 +24,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from triton_omni.errors import StageError
@@ -43,6 +45,7 @@ class Record(enum.IntEnum):
     ALIVE = 0
     RESPONSE = 1
     LAST_RESPONSE = 2
+    CANCEL = 3  # from one omni_bls instance to the others, with the digest of a cancel key
 
 
 class Arrivals:
@@ -85,6 +88,7 @@ class WakeupReader:
     """omni_bls's end of the pipe, and the thread that reads it."""
 
     def __init__(self) -> None:
+        self.on_cancel: Callable[[bytes], object] = lambda _: None
         self._number = uuid.uuid4().hex
         self._path = _path(self._number)
         os.mkfifo(self._path, mode=0o600)
@@ -123,6 +127,9 @@ class WakeupReader:
             whole = len(data) - len(data) % _RECORD.size
             rest = data[whole:]
             for key, kind in _RECORD.iter_unpack(data[:whole]):
+                if kind == Record.CANCEL:
+                    self.on_cancel(key)
+                    continue
                 with self._lock:
                     arrivals = self._streams.get(key)
                 if arrivals is not None:
@@ -149,6 +156,17 @@ class WakeupWriter:
             logger.warning("no wakeup for %s: %s", target, error)
             if number in self._pipes:
                 os.close(self._pipes.pop(number))
+
+
+def broadcast(key: bytes, record: Record) -> None:
+    """To every omni_bls that shares the directory for temporary files."""
+    for path in Path(tempfile.gettempdir()).glob("triton_omni_*.fifo"):
+        with contextlib.suppress(OSError):  # the pipe of a process that was killed
+            pipe = _open_to_write(path)
+            try:
+                os.write(pipe, _RECORD.pack(key, record))
+            finally:
+                os.close(pipe)
 
 
 def _path(number: str) -> Path:

@@ -5,21 +5,25 @@ from __future__ import annotations
 import importlib.util
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 if importlib.util.find_spec("triton_omni") is None:
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from triton_omni.pipeline.events import CancelToken
+from triton_omni.errors import OmniError
+from triton_omni.pipeline.events import CancelToken, OmniEvent
 from triton_omni.pipeline.pipeline import OmniPipeline, PipelineConfig
 from triton_omni.pipeline.request import RequestParser
 from triton_omni.triton.bls import BlsCode2Wav, BlsConfig, BlsTalker, BlsThinker, ChildRequests
+from triton_omni.triton.cancel_keys import CancelKeys
 from triton_omni.triton.metrics import StatsMetrics
 from triton_omni.triton.omni_wire import event_tensors, read_request
 from triton_omni.triton.parameters import Instance, load_errors
-from triton_omni.triton.responder import Responder
+from triton_omni.triton.responder import Responder, ResponseStream
 from triton_omni.triton.tensors import arrays
+from triton_omni.triton.wakeups import WakeupReader
 
 CANCEL_POLL_S = 0.2
 
@@ -32,7 +36,9 @@ class TritonPythonModel:
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         instance = Instance.from_args(args)
         bls, pipeline = instance.split_config(BlsConfig, PipelineConfig)
-        self._children = children = ChildRequests()
+        self._wakeups = WakeupReader()
+        self._cancel_keys = CancelKeys(self._wakeups)
+        children = ChildRequests(self._wakeups)
         self._parser = RequestParser(instance.checkpoint(), chunk_frames=bls.chunk_frames, async_chunk=bls.async_chunk)
         self._pipeline = OmniPipeline(
             BlsThinker(children, bls.thinker_model),
@@ -46,15 +52,28 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
             token = CancelToken()
-            stream = self._responder.open(
-                request, event_tensors, is_last=lambda event: event.is_end, on_cancel=token.cancel
-            )
+            stream = self._responder.open(request, event_tensors, is_last=_is_end, on_cancel=token.cancel)
             with stream.guard("omni_bls"):
-                text, media = read_request(arrays(request.inputs()))
-                self._pipeline.submit(self._parser.parse(text, media), stream.sink, token)
+                text, media, key = read_request(arrays(request.inputs()))
+                if key and not text:
+                    self._cancel_keys.cancel(key)
+                    stream.send(final=True)
+                    continue
+                parsed = self._parser.parse(text, media)
+                self._cancel_keys.add(key, token)
+                self._pipeline.submit(parsed, partial(self._emit, stream, key), token)
+
+    def _emit(self, stream: ResponseStream[OmniEvent], key: str, event: OmniEvent | OmniError) -> None:
+        if isinstance(event, OmniError) or event.is_end:
+            self._cancel_keys.discard(key)
+        stream.sink(event)
 
     def finalize(self) -> None:
         self._pipeline.close()
-        self._children.close()
+        self._wakeups.close()
         self._metrics.close()
         self._responder.close()
+
+
+def _is_end(event: OmniEvent) -> bool:
+    return event.is_end
