@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """How fast the talker's engine is, without Triton and without a checkpoint's weights.
 
-    scripts/bench_talker.py                                   # true shape, random weights, one GPU: about 5 minutes
+    scripts/bench_talker.py                                   # true shape, random weights, one GPU: about 2 minutes
     scripts/bench_talker.py --checkpoint checkpoints/demo ... # another talker; also on CPU
 
 Prints a table and writes it to docs/performance/talker.json: sessions in lockstep by batch and context, what each step
-of the way bought, and sessions that arrive at random and hear their text at a thinker's pace.
+of the way bought, a profile of one step, and sessions that arrive at random and hear their text at a thinker's pace.
 """
 
 from __future__ import annotations
@@ -259,6 +259,25 @@ def _feed(engine: LocalTalkerEngine, session_id: str, listener: Listener, room: 
     room.release()
 
 
+def profile(runner: Any, batches: Sequence[int]) -> Iterator[Row]:
+    """Kernels of one step by the time they take together, from the profiler, without early starts of kernels."""
+    from triton_omni.talker.fused import TILES
+
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    runner.fused.overlap = False
+    for batch in batches:
+        with torch.inference_mode():
+            runner.fused.inputs(batch)[0] = torch.arange(batch, device=runner.slots.device)
+            runner.fused.step(batch, TILES)
+            with torch.profiler.profile(activities=activities) as found:
+                runner.fused.step(batch, TILES)
+                torch.cuda.synchronize()
+        for kernel in sorted(found.key_averages(), key=lambda k: -k.device_time_total):
+            if kernel.device_time_total > 0:
+                us = round(kernel.device_time_total)
+                yield {"batch": batch, "kernel": kernel.key[:60], "launches": kernel.count, "us": us}
+
+
 def prefill_times(runner: Any, model: ModelConfig) -> Iterator[Row]:
     """Pieces of prompts behind rows that are there, each the mean of ten."""
     for context in (0, 2048):
@@ -388,7 +407,7 @@ def main() -> None:
         arrived.append({"prefill_chunk": chunk, **row} | said)
         print("arrivals", json.dumps(arrived[-1]), flush=True)
 
-    prefills, steps = [], []
+    prefills, steps, kernels = [], [], []
     if on_gpu and hasattr(runner, "fused"):
         for row in prefill_times(runner, model):
             prefills.append(row)
@@ -396,7 +415,10 @@ def main() -> None:
         for row in way(runner, [1, max(options.batches)], 512):
             steps.append(row)
             print("way", json.dumps(row), flush=True)
-    result = {"rows": rows, "arrivals": arrived, "prefill": prefills, "steps_of_the_way": steps}
+        for row in profile(runner, [1, max(options.batches)]):
+            kernels.append(row)
+            print("profile", json.dumps(row), flush=True)
+    result = {"rows": rows, "arrivals": arrived, "prefill": prefills, "steps_of_the_way": steps, "profile": kernels}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {options.out}")

@@ -88,6 +88,7 @@ def starts(hello: Start, prompt: Callable[..., np.ndarray], model_config: ModelC
         ids = prompt(("user", [*text, *[pad] * media]))
         rows = random.normal(size=(media, width)).astype(np.float32)
         positions = np.sort(random.integers(0, 100, (3, len(ids))).astype(np.int32), axis=1)
+        positions[:, 0] = 0  # a segment begins with text, whose three positions are one
         found.append(
             hello(
                 random.integers(0, 250, 3 + i).tolist(),

@@ -111,7 +111,8 @@ def test_bad_prompts_and_rows_name_their_field(shape: Any, hello: Hello, prompt:
     start = hello()
     media = prompt(("user", [shape.text.media[0], 12]))
     rows = np.zeros(shape.thinker_hidden * 4, np.uint8)
-    positions = np.zeros((3, len(media)), np.int32)
+    positions, far = np.zeros((2, 3, len(media)), np.int32)
+    far[0, 1:] = 10**7
     bad: list[tuple[str, str, dict[str, Any]]] = [
         ("prompt_token_ids", "one-dimensional", {"prompt_token_ids": start.prompt_token_ids[None]}),
         ("prompt_token_ids", "must lie in", {"prompt_token_ids": start.prompt_token_ids + 10**6}),
@@ -123,6 +124,8 @@ def test_bad_prompts_and_rows_name_their_field(shape: Any, hello: Hello, prompt:
         ("float8", PromptRows(positions, rows, "float8")),
         ("bytes", PromptRows(positions, rows[1:], "float32")),
         ("positions", PromptRows(positions[:, 1:], rows, "float32")),
+        (r"within \[0, .* got -3 to", PromptRows(positions - np.array([[0], [3], [0]], np.int32), rows, "float32")),
+        (r"within \[0, .* to 1000000\d", PromptRows(positions + far, rows, "float32")),
     ):
         bad.append(("prompt_rows", what, {"prompt_token_ids": media, "prompt_rows": given}))
     for field, message, change in bad:

@@ -136,6 +136,13 @@ class LocalTalkerEngine:
         prefill = plan_prefill(start, self._shape)
         if prefill is not None:
             room = min(start.sampling.max_frames, MIN_ROOM_FRAMES)
+            frames = min(start.sampling.max_frames, self._config.max_context - prefill.rows)
+            if prefill.next_position + frames > self._shape.max_positions:
+                raise InvalidRequestError(
+                    "prompt_rows",
+                    f"positions end at {prefill.next_position}, and with {frames} frames after them they must stay "
+                    f"within the checkpoint's max_position_embeddings {self._shape.max_positions}",
+                )
             if prefill.rows + room > self._config.max_context:
                 raise InvalidRequestError(
                     "prompt_token_ids",

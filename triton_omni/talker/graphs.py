@@ -85,6 +85,7 @@ class GraphedRunner:
         most = max(self.buckets[-1], prefill_rows)
         overlap = torch.cuda.get_device_capability(slots.device) >= (9, 0)
         self.fused = FusedStep(talker, slots, most, overlap=overlap)
+        torch.cuda.empty_cache()  # what packing the weights has left behind is other stages' to use
         self._inputs = Staging(self.fused.prompt_inputs(most).numel())
         self._outputs = Staging(self.fused.frames.numel())
         self._pool = torch.cuda.graph_pool_handle()

@@ -11,8 +11,8 @@ from triton_omni.talker.config import TalkerConfig
 from triton_omni.talker.model import Talker
 from triton_omni.talker.shape import TalkerShape
 
-# Kernels' binaries, CUDA graphs and what eager PyTorch keeps for itself.
-_GRAPHED_BYTES = 512 * 2**20
+# Kernels' binaries, CUDA graphs, static buffers, and what packing the weights takes for a while: 2.2 GiB were seen.
+_GRAPHED_BYTES = 5 * 2**29
 # Plain PyTorch: every expert's output for a batch of rows, and copies of the past keys.
 _EAGER_BYTES = 4 * 2**30
 
@@ -54,11 +54,11 @@ class MemoryPlan:
         fitting = (free - self.weights - self.work) // self.slot - 1
         remedy = f"max_sessions {fitting} would fit" if fitting >= 1 else "not even one session fits"
         raise ConfigError(
-            f"needs {_gib(self.weights)} of weights + {self.sessions + 1} slots x {_gib(self.slot)} + "
-            f"{_gib(self.work)} to work in = {_gib(self.total)}, but {device} has {_gib(free)} free: {remedy}",
+            f"needs {_size(self.weights)} of weights + {self.sessions + 1} slots x {_size(self.slot)} + "
+            f"{_size(self.work)} to work in = {_size(self.total)}, but {device} has {_size(free)} free: {remedy}",
             field="talker.max_sessions",
         )
 
 
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"
+def _size(size: int) -> str:
+    return f"{size / 2**20:.0f} MiB" if size < 2**30 else f"{size / 2**30:.2f} GiB"

@@ -76,6 +76,13 @@ def plan_prefill(start: TalkerStart, shape: TalkerShape) -> Prefill | None:
     media_at, media = _media(ids, user_at, start.prompt_rows, shape)
     positions, following = _positions(users, start.prompt_rows)
     assistant = ids[segments[-1]]
+    all_positions = np.concatenate([*positions, _line(following, ASSISTANT_ROWS)], axis=1)
+    if not 0 <= all_positions.min() <= all_positions.max() < shape.max_positions:
+        raise InvalidRequestError(
+            "prompt_rows",
+            f"positions must stay within [0, {shape.max_positions}) from one kept segment to the next, got "
+            f"{all_positions.min()} to {all_positions.max()}",
+        )
     text, codec = shape.text, shape.codec
     text_ids = np.concatenate([ids[user_at], assistant[:HEADER_TOKENS], [text.tts_pad] * 4, [text.tts_bos]])
     text_ids[media_at] = NONE
@@ -83,7 +90,7 @@ def plan_prefill(start: TalkerStart, shape: TalkerShape) -> Prefill | None:
     return Prefill(
         text_ids=text_ids,
         codec_ids=np.array([NONE] * (len(text_ids) - len(spoken)) + spoken),
-        positions=np.concatenate([*positions, _line(following, ASSISTANT_ROWS)], axis=1),
+        positions=all_positions,
         media_at=media_at,
         media=media,
         answer_ids=assistant[HEADER_TOKENS:].tolist(),

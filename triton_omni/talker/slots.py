@@ -38,6 +38,7 @@ class Slots:
         self.greedy = [True] * size
         self._first_codes = torch.full((shape.groups,), -1, device=device)
         self._first_codes[0] = shape.codec.bos
+        self._true = torch.ones((), dtype=torch.bool, device=device)  # a graph cannot take it from the host
 
     def open(self, slot: int, sampling: TalkerSampling, seed: int, *, length: int = 0, position: int = 0) -> None:
         """Give ``slot`` to a new session that begins with codec BOS behind ``length`` rows, at rotary ``position``.
@@ -82,7 +83,7 @@ class Slots:
     def keep(self, slots: Tensor, codes: Tensor) -> None:
         """Remember ``codes`` [B, groups], the frame just made."""
         self.codes[slots] = codes
-        self.seen[slots, codes[:, 0]] = True
+        self.seen.index_put_((slots, codes[:, 0]), self._true)
         self.frame[slots] += 1
 
     def cache(self, slots: Tensor, tokens: int, limit: int) -> SlotCache:
