@@ -70,7 +70,7 @@ def omni(checkpoint: Path) -> Iterator[LocalOmni]:
     torch.set_num_threads(1)  # three engines at once on matrices this small only get in each other's way
     local = LocalOmni(
         ModelConfig.load(checkpoint),
-        thinker=ThinkerConfig(dtype="float32", device="cpu"),
+        thinker=ThinkerConfig(engine="transformers", dtype="float32", device="cpu"),
         talker=TalkerConfig(dtype="float32", device="cpu", max_sessions=8, max_context=1024),
         code2wav=Code2WavConfig(device="cpu", max_sessions=8),
     )

