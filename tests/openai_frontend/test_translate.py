@@ -51,6 +51,36 @@ async def test_every_sampling_parameter_arrives(make_app, chat):
     assert wire["chunk_frames"] == [2, 4]
 
 
+@pytest.mark.parametrize(("first", "plan"), [(1, [1, 2, 4, 8, 16, 25]), (10, [10, 20, 25]), (60, [60])])
+async def test_the_first_chunk_s_size(make_app, chat, first, plan):
+    wire, _ = await wire_of(make_app, chat(initial_chunk_frames=first, modalities=["audio"]))
+    assert wire["chunk_frames"] == plan
+
+
+@pytest.mark.parametrize("asked", [True, False])
+async def test_the_sound_of_videos(make_app, chat, asked):
+    url = "data:video/mp4;base64,AAAA"
+    messages = [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": url}}]}]
+    wire, media = await wire_of(make_app, chat(messages=messages, mm_processor_kwargs={"use_audio_in_video": asked}))
+    assert wire["use_audio_in_video"] is asked
+    assert wire["messages"][0]["content"] == [{"type": "video", "media": 0}]
+    assert list(media) == [b"\0\0\0"]
+
+
+@pytest.mark.parametrize("format_", ["wav", "mp3", "flac", "ogg", "m4a", "webm"])
+async def test_the_formats_of_audio_in(make_app, chat, format_):
+    part = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": format_}}
+    wire, media = await wire_of(make_app, chat(messages=[{"role": "user", "content": [part]}]))
+    assert wire["messages"][0]["content"] == [{"type": "audio", "media": 0}]
+    assert list(media) == [b"\0\0\0"]
+
+
+async def test_labels_change_nothing(make_app, chat):
+    labels = {"user": "me", "metadata": {"k": "v"}, "store": False, "safety_identifier": "x", "prompt_cache_key": "y"}
+    wire, _ = await wire_of(make_app, chat(**labels))
+    assert wire == (await wire_of(make_app, chat()))[0]
+
+
 async def test_the_talkers_own_seed_wins(make_app, chat):
     wire, _ = await wire_of(make_app, chat(seed=1, talker={"seed": 2}, modalities=["audio"]))
     assert (wire["thinker"]["seed"], wire["talker"]["seed"]) == (1, 2)
