@@ -110,7 +110,9 @@ def validation_error(problems: Sequence[Any], body: Any) -> InvalidRequestError:
     problem = problems[0]
     kind, context = problem["type"], problem.get("ctx") or {}
     if kind == "json_invalid":
-        return InvalidRequestError("body", f"the body is not JSON: {context.get('error', problem['msg'])}")
+        return InvalidRequestError(
+            "body", f"JSON decode error: the body is not JSON: {context.get('error', problem['msg'])}"
+        )
     field = _field(problem["loc"][1:], body, keep_last=kind == "missing")
     if kind == "unknown_parameter":
         field = f"{field}.{context['key']}" if field else context["key"]
