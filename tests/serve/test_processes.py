@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from triton_omni.errors import ConfigError
 from triton_omni.serve.processes import (
     STUB,
+    LoadingStubs,
     Watched,
     check_ports_free,
     child_pids,
@@ -77,12 +79,44 @@ def test_the_first_process_to_end_is_reported() -> None:
         assert wait_first_exit([Watched("stays", stays.pid), Watched("ends", ends.pid)]).name == "ends"
 
 
-def test_stubs_are_named_after_their_models(tmp_path: Path) -> None:
-    stub = tmp_path / STUB
-    stub.symlink_to(Path(sys.executable).resolve())
-    model = tmp_path / "talker" / "1" / "model.py"
-    model.parent.mkdir(parents=True)
-    model.write_text(IDLE)
+@contextlib.contextmanager
+def stub_process(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that looks like a stub of the model "talker", below this one."""
+    stub = folder / STUB
+    model = folder / "talker" / "1" / "model.py"
+    if not stub.exists():
+        stub.symlink_to(Path(sys.executable).resolve())
+        model.parent.mkdir(parents=True)
+        model.write_text(IDLE)
     with idle_process(str(stub), str(model)) as process:
-        assert Watched("a process of the model 'talker'", process.pid) in model_stubs(os.getpid())
+        yield process
         process.communicate()
+
+
+@pytest.fixture
+def talker_stub(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with stub_process(tmp_path) as process:
+        yield process
+
+
+def test_stubs_are_named_after_their_models(talker_stub: subprocess.Popen[bytes]) -> None:
+    assert Watched("a process of the model 'talker'", talker_stub.pid) in model_stubs(os.getpid())
+
+
+def test_a_model_that_loses_its_stub_while_it_loads_is_noticed(talker_stub: subprocess.Popen[bytes]) -> None:
+    stubs, patient = (LoadingStubs(os.getpid(), period_s=0, grace_s=grace_s) for grace_s in (0, 60))
+    assert stubs.lost() is None
+    assert patient.lost() is None
+    talker_stub.kill()
+    talker_stub.wait()
+    assert stubs.lost() == "a process of the model 'talker'"
+    assert patient.lost() is None
+
+
+def test_a_model_whose_stub_is_replaced_is_not_lost(tmp_path: Path) -> None:
+    stubs = LoadingStubs(os.getpid(), period_s=0, grace_s=0)
+    with stub_process(tmp_path):
+        with stub_process(tmp_path):
+            assert stubs.lost() is None
+        assert stubs.lost() is None
+    assert stubs.lost() is not None

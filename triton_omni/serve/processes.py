@@ -7,6 +7,7 @@ import dataclasses
 import os
 import select
 import socket
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -38,6 +39,28 @@ def model_stubs(tritonserver_pid: int) -> list[Watched]:
                 # words[1]: REPOSITORY/MODEL/VERSION/model.py
                 stubs.append(Watched(f"a process of the model {Path(words[1]).parents[1].name!r}", pid))
     return stubs
+
+
+class LoadingStubs:
+    """Notices a model whose stub has ended while it loads: tritonserver would wait for it for ever.
+
+    Without a stub is also, for a moment, a model between the stub that completes its configuration and the one that
+    runs it, and one that refused to load, about which tritonserver itself will say more: hence ``grace_s``.
+    """
+
+    def __init__(self, tritonserver_pid: int, *, period_s: float = 1.0, grace_s: float = 15.0) -> None:
+        self._pid = tritonserver_pid
+        self._period_s, self._grace_s = period_s, grace_s
+        self._seen_at_s: dict[str, float] = {}
+        self._looked_at_s = 0.0
+
+    def lost(self) -> str | None:
+        """What has been gone for longer than ``grace_s``. Looks once in ``period_s``: that walks all processes."""
+        now_s = time.monotonic()
+        if now_s - self._looked_at_s >= self._period_s:
+            self._looked_at_s = now_s
+            self._seen_at_s |= {stub.name: now_s for stub in model_stubs(self._pid)}
+        return next((name for name, seen_s in self._seen_at_s.items() if now_s - seen_s > self._grace_s), None)
 
 
 def child_pids(parent_pid: int) -> list[int]:

@@ -27,7 +27,7 @@ from typing import Self
 from triton_omni.errors import ConfigError
 from triton_omni.model_config import CHECKPOINT_VARIABLE
 from triton_omni.serve.installation import Installation, Interpreter
-from triton_omni.serve.processes import WITH_PARENT
+from triton_omni.serve.processes import WITH_PARENT, LoadingStubs
 
 __all__ = ["BACKEND_CONFIG", "Installation", "Progress", "TritonServer", "free_ports"]
 
@@ -158,6 +158,7 @@ class TritonServer:
         """
         deadline = time.monotonic() + timeout_s
         seen: set[tuple[str, str]] = set()
+        stubs = LoadingStubs(self.pid)
         while True:
             ended = self._wait_exit(0.1)
             failed = self._report(progress, seen)
@@ -167,6 +168,8 @@ class TritonServer:
             if _answers(f"{self.http_url}/v2/health/ready"):
                 self._report(progress, seen)
                 return
+            if lost := stubs.lost():
+                self._fail(f"{lost} ended while it was loading")
             if time.monotonic() > deadline:
                 self._fail(f"tritonserver was not ready after {timeout_s:g} s")
 
