@@ -23,6 +23,8 @@ from triton_omni.errors import ConfigError
 
 # How long answers that are cut off may take to clean up; the drain has ended before.
 CLEAN_UP_S = 1
+# A worker that says nothing for so long is replaced; it is silent while it starts, which a loaded machine makes long.
+WORKER_START_S = 60
 
 
 def worker_app() -> FastAPI:
@@ -53,6 +55,7 @@ def _serve(settings: Settings, app: FastAPI | str) -> None:
         log_config=None,
         log_level=settings.log_level,
         timeout_graceful_shutdown=CLEAN_UP_S,
+        timeout_worker_healthcheck=WORKER_START_S,
     )
 
 

@@ -49,6 +49,8 @@ class BodyLimitMiddleware:
                 received += len(message.get("body", b""))
                 if received <= self.max_bytes:
                     return message
-            raise HTTPException(413, f"the request's body is larger than {self.max_bytes} bytes")
+            # Closed: on a connection that stays, the server would read the rest of the body, however long.
+            told = f"the request's body is larger than {self.max_bytes} bytes"
+            raise HTTPException(413, told, {"connection": "close"})
 
         await self.app(scope, counting_receive, send)

@@ -52,6 +52,9 @@ class Settings:
     def __post_init__(self) -> None:
         if self.workers < 1:
             raise ConfigError(f"must be at least 1, got {self.workers}", field="workers")
+        for name in ("requests_per_minute", "max_concurrent_requests", "drain_s"):
+            if not (value := getattr(self, name)) >= 0:
+                raise ConfigError(f"must be at least 0, got {value}", field=name)
         if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
             missing = "ssl_keyfile" if self.ssl_certfile else "ssl_certfile"
             raise ConfigError("is missing: TLS needs a certificate and its key", field=missing)
