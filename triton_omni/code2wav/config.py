@@ -8,23 +8,27 @@ import torch
 
 from triton_omni.errors import ConfigError, InvalidRequestError
 
-_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_EXACT = {"float32": torch.float32, "float64": torch.float64}
+_HALF = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Code2WavConfig:
     """``max_sessions``: sessions that live at once, one slot of state each; ``device``: "auto" (a GPU where there is
-    one), "cpu", "cuda", "cuda:1" …; ``dtype`` of weights and state: "float32" or "float64"; ``max_step_frames``: most
-    frames (rows x frames per row) of one forward, which bounds memory, None for the device's own; ``idle_timeout_s``:
-    a session that has received nothing for so long is dropped, so that lost streams cannot keep slots; longer than a
-    request may take.
+    one), "cpu", "cuda", "cuda:1" …; ``dtype``: "auto" (float16 on a GPU, float32 on CPU), "float16" or "bfloat16"
+    (operands of fused kernels, on a GPU only; sums are float32; bfloat16 costs 18 dB), "float32" or "float64" (plain
+    PyTorch); ``cuda_graph``: a step is one replay of a CUDA graph of the fused kernels, None: wherever those run;
+    ``max_step_frames``: most frames (rows x frames per row) of one forward, which bounds memory, None for the device's
+    own; ``idle_timeout_s``: a session that has received nothing for so long is dropped, so that lost streams cannot
+    keep slots; longer than a request may take.
 
     Raises: InvalidRequestError naming the field.
     """
 
     max_sessions: int = 64
     device: str = "auto"
-    dtype: str = "float32"
+    dtype: str = "auto"
+    cuda_graph: bool | None = None
     max_step_frames: int | None = None
     idle_timeout_s: float = 900.0
 
@@ -33,8 +37,11 @@ class Code2WavConfig:
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise InvalidRequestError(field, f"must be at least 1, got {value}")
-        if self.dtype not in _DTYPES:
-            raise InvalidRequestError("dtype", f"must be one of {', '.join(_DTYPES)}, got {self.dtype!r}")
+        known = ("auto", *_HALF, *_EXACT)
+        if self.dtype not in known:
+            raise InvalidRequestError("dtype", f"must be one of {', '.join(known)}, got {self.dtype!r}")
+        if self.cuda_graph and self.dtype in _EXACT:
+            raise InvalidRequestError("cuda_graph", f"needs dtype auto, float16 or bfloat16, got {self.dtype}")
         if not self.idle_timeout_s > 0:
             raise InvalidRequestError("idle_timeout_s", f"must be above 0, got {self.idle_timeout_s:g}")
 
@@ -52,9 +59,19 @@ class Code2WavConfig:
             )
         return device
 
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        return _DTYPES[self.dtype]
+    def torch_dtype(self, device: torch.device) -> torch.dtype:
+        """The dtype on ``device``; half precision means the fused kernels.
+
+        Raises: ConfigError where the settings ask for what runs on GPUs only.
+        """
+        if device.type != "cuda":
+            if self.dtype in _HALF:
+                raise ConfigError(f"{self.dtype} needs a GPU, on {device} use float32 or float64", field="dtype")
+            if self.cuda_graph:
+                raise ConfigError(f"CUDA graphs need a GPU, on {device} use false", field="cuda_graph")
+        if self.dtype == "auto":
+            return torch.float16 if device.type == "cuda" else torch.float32
+        return (_HALF | _EXACT)[self.dtype]
 
     def step_frames(self, device: torch.device) -> int:
         """``max_step_frames``, or what suits the device: on CPU 64 frames, because larger steps leave the caches and

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from torch import Tensor
 
-from triton_omni.code2wav.runner import Row, Runner, Wave, to_int16
+from triton_omni.code2wav.runner import Row, RowDecoder, Wave, to_int16
 from triton_omni.code2wav.slots import SlotPool
 from triton_omni.errors import CapacityError, InvalidRequestError, NotFoundError, OmniError, StageError
 from triton_omni.pipeline.stages import CodesChunk, Int16, Int32
@@ -31,7 +31,7 @@ class _Session:
 
 
 class StreamingEngine:
-    """Code2WavEngine over a Runner with ``max_sessions`` slots. Thread-safe: calls run one after the other.
+    """Code2WavEngine over a RowDecoder with ``max_sessions`` slots. Thread-safe: calls run one after the other.
 
     A refused chunk leaves its session as it was, except that ``end`` always frees it. A forward that fails closes the
     sessions it worked on, because their state is unknown then. ``clock`` gives seconds and never goes back.
@@ -39,14 +39,14 @@ class StreamingEngine:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: RowDecoder,
         *,
         max_sessions: int,
         idle_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
-        self._shape = runner.model.shape
+        self._shape = runner.shape
         self._max_sessions = max_sessions
         self._idle_timeout_s = idle_timeout_s
         self._clock = clock

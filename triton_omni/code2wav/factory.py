@@ -8,10 +8,11 @@ import time
 import torch
 
 from triton_omni.checkpoint import Checkpoint
+from triton_omni.code2wav.buckets import buckets
 from triton_omni.code2wav.config import Code2WavConfig
 from triton_omni.code2wav.engine import StreamingEngine
 from triton_omni.code2wav.model import StreamingCode2Wav
-from triton_omni.code2wav.runner import Runner
+from triton_omni.code2wav.runner import RowDecoder, Runner
 from triton_omni.code2wav.shape import Code2WavShape
 from triton_omni.errors import CheckpointError
 from triton_omni.model_config import ModelConfig
@@ -31,17 +32,40 @@ def load_code2wav(model_config: ModelConfig, config: Code2WavConfig | None = Non
             f"the talker makes {model_config.code_groups} code groups, code2wav reads {shape.code_groups}"
         )
     device = config.torch_device()
-    model = load_model(model_config, shape, config.max_sessions, device, config.torch_dtype)
-    logger.info(
-        "code2wav: %s on %s, %d slots of %.2f MiB, loaded in %.1f s",
-        config.dtype,
-        device,
-        config.max_sessions,
-        model.slot_bytes / 2**20,
-        time.monotonic() - began_s,
-    )
-    runner = Runner(model, config.step_frames(device))
+    dtype = config.torch_dtype(device)
+    runner: RowDecoder
+    if dtype.itemsize == 2:
+        runner = _fused_runner(model_config, shape, config, device, dtype)
+    else:
+        model = load_model(model_config, shape, config.max_sessions, device, dtype)
+        logger.info("code2wav: %d slots of %.2f MiB", config.max_sessions, model.slot_bytes / 2**20)
+        runner = Runner(model, config.step_frames(device))
+    logger.info("code2wav: %s on %s, loaded in %.1f s", dtype, device, time.monotonic() - began_s)
     return StreamingEngine(runner, max_sessions=config.max_sessions, idle_timeout_s=config.idle_timeout_s)
+
+
+def _fused_runner(
+    model_config: ModelConfig, shape: Code2WavShape, config: Code2WavConfig, device: torch.device, dtype: torch.dtype
+) -> RowDecoder:
+    from triton_omni.code2wav.fidelity import signal_to_noise_db  # late: triton comes with CUDA builds of torch only
+    from triton_omni.code2wav.fused import FusedDecoder
+    from triton_omni.code2wav.graphs import FusedRunner
+    from triton_omni.code2wav.memory import MemoryPlan
+    from triton_omni.code2wav.packing import PackedCode2Wav
+
+    shapes = buckets(config.max_sessions, config.step_frames(device))
+    memory = MemoryPlan.of(shape, dtype, config.max_sessions, shapes)
+    logger.info("code2wav: %s", memory)
+    with torch.cuda.device(device):
+        memory.check(torch.cuda.mem_get_info()[0], device)
+        model = load_model(model_config, shape, 1, device, torch.float32)
+        packed = PackedCode2Wav(model, dtype, device)
+        ratio_db = signal_to_noise_db(model, packed)
+        logger.info("code2wav: %s is %.1f dB from float32, on random codes", dtype, ratio_db)
+        del model
+        torch.cuda.empty_cache()
+        graphed = config.cuda_graph is not False
+        return FusedRunner(FusedDecoder(packed, config.max_sessions + 1, shapes), cuda_graph=graphed)
 
 
 def load_model(

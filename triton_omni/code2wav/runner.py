@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from triton_omni.code2wav.model import StreamingCode2Wav
 from triton_omni.code2wav.schedule import Step, plan
+from triton_omni.code2wav.shape import Code2WavShape
 from triton_omni.pipeline.stages import Int32
 
 STEP_COST_FRAMES = 4  # one frame alone takes as long as five in a long step (demo size, one core)
@@ -35,11 +36,25 @@ def to_int16(wave: Tensor) -> Tensor:
     return (wave * INT16_FULL_SCALE).round_().to(torch.int16)
 
 
+def final_part(shape: Code2WavShape, wave: Wave, position: int, frames: int) -> Wave:
+    """What counts of one row of a step's output: ``frames`` frames after the ``position`` the session has had."""
+    return wave[max(0, shape.lookahead_samples - position * shape.samples_per_frame) : frames * shape.samples_per_frame]
+
+
+class RowDecoder(Protocol):
+    """What the engine needs. ``max_step_frames``: as many frames of one row as are best decoded by one call."""
+
+    shape: Code2WavShape
+    max_step_frames: int
+
+    def decode(self, rows: Sequence[Row], finish: Callable[[Tensor], Tensor] = to_int16) -> list[Wave]: ...
+
+
 class Runner:
-    """``model``: prepared, with its slots allocated."""
+    """The reference: PyTorch alone. ``model``: prepared, with its slots allocated."""
 
     def __init__(self, model: StreamingCode2Wav, max_step_frames: int) -> None:
-        self.model = model
+        self.model, self.shape = model, model.shape
         self.max_step_frames = max_step_frames
         self._device = model.code_embedding.weight.device
 
@@ -55,8 +70,7 @@ class Runner:
         return [np.concatenate(parts) if parts else nothing for parts in pieces]
 
     def _run(self, rows: Sequence[Row], step: Step, finish: Callable[[Tensor], Tensor]) -> list[Wave]:
-        shape = self.model.shape
-        codes = np.zeros((len(step.rows), step.frames, shape.code_groups), np.int64)
+        codes = np.zeros((len(step.rows), step.frames, self.shape.code_groups), np.int64)
         scalars = np.empty((3, len(step.rows)), np.int64)
         for b, row in enumerate(rows[r] for r in step.rows):
             now = row.codes[step.start : step.start + step.frames]
@@ -65,6 +79,4 @@ class Runner:
         lengths, positions, slots = torch.from_numpy(scalars).to(self._device)
         wave = self.model(torch.from_numpy(codes).to(self._device), lengths, positions, slots)
         samples = finish(wave).cpu().numpy()  # [B, step.frames * samples_per_frame]
-        ends = scalars[0] * shape.samples_per_frame
-        starts = np.maximum(0, shape.lookahead_samples - scalars[1] * shape.samples_per_frame)
-        return [samples[b, start:end] for b, (start, end) in enumerate(zip(starts, ends, strict=True))]
+        return [final_part(self.shape, row, scalars[1, b], scalars[0, b]) for b, row in enumerate(samples)]
