@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -59,11 +60,15 @@ def tight_server(make_server: MakeServer) -> Iterator[TritonServer]:
     yield from _serve(make_server(few, {"omni_bls": 1}, null=True))
 
 
-@pytest.fixture(scope="session")
-def demo_server(make_server: MakeServer) -> Iterator[TritonServer]:
-    """The real engines on the demo checkpoint, float32."""
+@pytest.fixture(scope="session", params=["transformers", pytest.param("vllm", marks=pytest.mark.vllm)])
+def demo_server(make_server: MakeServer, request: pytest.FixtureRequest) -> Iterator[TritonServer]:
+    """The real engines on the demo checkpoint, float32; the thinker on transformers, then on vLLM."""
+    if request.param == "vllm":
+        pytest.importorskip("vllm", exc_type=ImportError)
     float32 = {"dtype": "float32"}
-    yield from _serve(make_server({"thinker": float32, "talker": float32, "code2wav": float32}, {}, null=False))
+    small = {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 26, "skip_mm_profiling": True}
+    thinker = float32 | {"engine": request.param, "vllm_args": json.dumps(small)}
+    yield from _serve(make_server({"thinker": thinker, "talker": float32, "code2wav": float32}, {}, null=False))
 
 
 @pytest.fixture

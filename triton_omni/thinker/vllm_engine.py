@@ -47,6 +47,7 @@ from triton_omni.thinker.vllm_prompt import VllmPrompt, to_vllm
 
 log = logging.getLogger(__name__)
 STAGE = "thinker"
+SHUTDOWN_S = 2.0  # a server that stops waits little longer
 _CANCELLED = ThinkerEvent(finish_reason="cancelled")
 
 
@@ -149,7 +150,7 @@ class VllmThinker:
         if closed:
             return
         asyncio.run_coroutine_threadsafe(self._end_all(self._down), self._loop).result()
-        self._llm.shutdown()
+        self._llm.shutdown(timeout=SHUTDOWN_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._workers.shutdown(cancel_futures=True)
