@@ -26,3 +26,10 @@ def test_the_curl_example_sends_a_chat_request(voice: str | None) -> None:
     request = json.loads(found[1])
     assert request["model"] == "demo"
     assert request.get("audio") == ({"voice": voice, "format": "wav"} if voice else None)
+
+
+def test_a_server_with_keys_shows_where_one_belongs() -> None:
+    program = python_example(URL, "demo", "ethan", keyed=True)
+    compile(program, "example", "exec")
+    assert 'api_key=os.environ["OMNI_API_KEY"]' in program
+    assert 'Authorization: Bearer $OMNI_API_KEY"' in curl_example(URL, "demo", "ethan", keyed=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from triton_omni.serve.main import ROOT, parse_options
+from triton_omni.serve.main import ROOT, main, parse_options
 
 
 def test_defaults() -> None:
@@ -54,5 +54,22 @@ def test_a_wrong_command_line_names_the_option(
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         parse_options(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--api-kyes-file", "x"], "unrecognized arguments: --api-kyes-file"),
+        (["--api-keys-file", "missing"], "--api-keys-file: cannot be read"),
+        (["--ssl-certfile", __file__], "--ssl-keyfile: is missing"),
+    ],
+)
+def test_the_frontends_options_are_checked_before_anything_starts(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--", *arguments])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err

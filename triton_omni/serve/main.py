@@ -21,6 +21,8 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
+from openai_frontend.command_line import parse_settings
+from openai_frontend.settings import Settings
 from triton_omni.errors import ConfigError
 from triton_omni.model_config import ModelConfig
 from triton_omni.serve.examples import curl_example, python_example
@@ -58,6 +60,11 @@ class Options:
         """Where a client on this machine reaches the frontend."""
         scheme = "https" if any(a.startswith("--ssl-certfile") for a in self.frontend_arguments) else "http"
         return f"{scheme}://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
+
+    def frontend_settings(self) -> Settings:
+        """What the frontend will make of its options; ends the program on wrong ones, as the frontend would."""
+        checkpoint = str(self.checkpoint or DEMO_CHECKPOINT)
+        return parse_settings(["--checkpoint", checkpoint, *self.frontend_arguments])
 
 
 def parse_options(arguments: Sequence[str]) -> Options:
@@ -208,11 +215,13 @@ def _ends_well(answer: str) -> bool:
 
 
 def _announce(options: Options, model: str, voice: str | None, *, demo: bool) -> None:
+    keyed = bool(options.frontend_settings().api_keys)
+    examples = [example(options.url, model, voice, keyed=keyed) for example in (curl_example, python_example)]
     parts = [
         f"ready: {options.url}/v1, model {model} (Triton: gRPC {options.grpc_port}, HTTP {options.http_port}, "
         f"metrics {options.metrics_port}); Ctrl-C stops it\n",
-        f"# curl\n{curl_example(options.url, model, voice)}",
-        f"# python, with the package openai ({sys.executable} has it)\n{python_example(options.url, model, voice)}",
+        f"# curl\n{examples[0]}",
+        f"# python, with the package openai ({sys.executable} has it)\n{examples[1]}",
         f"# logs: {options.log_directory}\n",
     ]
     if demo:
@@ -224,6 +233,7 @@ def _announce(options: Options, model: str, voice: str | None, *, demo: bool) ->
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0 after a stop signal, 1 when something failed, 2 for a wrong command line."""
     options = parse_options(sys.argv[1:] if arguments is None else arguments)
+    options.frontend_settings()  # what is wrong with them is told now, not when the models have loaded
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     with StopSignals() as signals:
         try:
