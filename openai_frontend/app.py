@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from openai_frontend import errors
+from openai_frontend import errors, openapi
 from openai_frontend.access import KeyMiddleware, LimitMiddleware
 from openai_frontend.context import Context
 from openai_frontend.drain import Drain, DrainMiddleware
@@ -61,6 +61,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
     paths = [getattr(route, "path", "") for router in routers for route in router.routes]
     _add_middleware(app, settings, metrics, drain, paths)
     errors.install(app)
+    openapi.install(app)
     return app
 
 

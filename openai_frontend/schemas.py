@@ -49,7 +49,7 @@ class Only:
         self.neutral = neutral
 
     def check(self, value: Any) -> Any:
-        if value is None or value in self.neutral:
+        if value is None or any(value == n and isinstance(value, bool) == isinstance(n, bool) for n in self.neutral):
             return value
         allowed = "".join(f" or send {json.dumps(neutral)}" for neutral in self.neutral)
         raise PydanticCustomError("unsupported", "{message}", {"message": f"is not supported; leave it out{allowed}"})

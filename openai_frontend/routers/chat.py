@@ -8,6 +8,7 @@ from starlette.responses import Response
 from openai_frontend import completions, vllm_omni
 from openai_frontend.context import ContextDependency
 from openai_frontend.disconnect import EventStreamResponse, while_connected
+from openai_frontend.openapi import CHAT_ANSWERS
 from openai_frontend.schemas import ChatCompletionRequest
 from openai_frontend.translate import translate
 from triton_omni.errors import OmniError
@@ -15,7 +16,7 @@ from triton_omni.errors import OmniError
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", response_class=Response, responses=CHAT_ANSWERS)
 async def create_chat_completion(request: Request, body: ChatCompletionRequest, context: ContextDependency) -> Response:
     """Text, speech or both in answer to a conversation. With ``stream`` the answer comes as server-sent events."""
     wants_counts = bool(body.stream_options and body.stream_options.continuous_usage_stats)

@@ -112,6 +112,7 @@ BAD = [
     ({"metadata": {str(i): "x" for i in range(17)}}, "metadata", "16"),
     ({"metadata": {"x": 1}}, "metadata.x", "string"),
     ({"n": 2}, "n", "send 1"),
+    ({"n": True}, "n", "send 1"),
     ({"frequency_penalty": 0.5}, "frequency_penalty", "send 0"),
     ({"logprobs": "yes"}, "logprobs", "not supported"),
     ({"top_logprobs": 3}, "top_logprobs", "not supported"),
