@@ -87,8 +87,7 @@ def convolved(x: torch.Tensor, weight: torch.Tensor, dilation: int) -> torch.Ten
 @needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", [(64, 32), (128, 0), (64, 0)], ids=str)
-@pytest.mark.parametrize("unroll", [1, 2])
-def test_dilated_convolution_with_residual_and_snake(dtype, width, unroll):
+def test_dilated_convolution_with_residual_and_snake(dtype, width):
     batch, length, channels, outputs, taps, dilation, head = 3, 29, 64, 96, 7, 3, 9
     weight, bias = normal(outputs, channels, taps, dtype=dtype) / 20, normal(outputs)
     x = normal(batch, (taps - 1) * dilation + length, channels, dtype=dtype)
@@ -101,7 +100,7 @@ def test_dilated_convolution_with_residual_and_snake(dtype, width, unroll):
     expected = convolved(x, weight, dilation) + bias + stream
     positions, lag, rate = integers(0, 1, 9), 21, 5
     conv.conv(
-        x, layer, batch, length, Tile(64, *width, 32, 4, 2, unroll), residual=stream, stream=stream,
+        x, layer, batch, length, Tile(64, *width, 32, 4, 2), residual=stream, stream=stream,
         act=Columns(out, head, lag, rate, positions), snake=Snake(act.frequency[:, 0], act.magnitude[:, 0]),
     )  # fmt: skip
     assert_near(stream, expected, TOLERANCE[dtype])
@@ -248,10 +247,9 @@ def poison(decoder: FusedDecoder) -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_decoder_equals_its_reference(dtype):
+def test_the_decoder_equals_its_reference():
     """Rows of different length, phase and slot; a slot used twice; rows that fill a bucket up."""
-    slots = 4
+    slots, dtype = 4, DTYPES[0]
     model = random_code2wav(SHAPE, DEVICE, slots)
     generator = torch.Generator(DEVICE).manual_seed(1)
     with torch.inference_mode():

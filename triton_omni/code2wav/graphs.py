@@ -40,6 +40,12 @@ class FusedRunner:
     @torch.inference_mode()
     def decode(self, rows: Sequence[Row], finish: Callable[[Tensor], Tensor] = to_int16) -> list[Wave]:
         """As ``Runner.decode``. The host waits once, for the last step's samples."""
+        if self._device.type == "cpu":
+            return self._decode(rows, finish)
+        with torch.cuda.device(self._device):
+            return self._decode(rows, finish)
+
+    def _decode(self, rows: Sequence[Row], finish: Callable[[Tensor], Tensor]) -> list[Wave]:
         pending: list[tuple[BucketStep, Tensor]] = []
         for step in self._planner.plan([len(row.codes) for row in rows]):
             self._stage(rows, step)
@@ -48,13 +54,17 @@ class FusedRunner:
             pending.append((step, self._to_host(finish(wave[: len(step.rows)]))))
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
-        nothing = finish(self.decoder.wave[:0]).cpu().numpy()
-        pieces: list[list[Wave]] = [[nothing] for _ in rows]
+        pieces: list[list[Wave]] = [[] for _ in rows]
         for step, samples in pending:
             for row, wave in zip(step.rows, samples.numpy(), strict=True):
                 frames = min(step.bucket.frames, len(rows[row].codes) - step.start)
                 pieces[row].append(final_part(self.shape, wave, rows[row].position + step.start, frames))
-        return [np.concatenate(parts) for parts in pieces]
+        return [self._joined(parts, finish) for parts in pieces]
+
+    def _joined(self, parts: list[Wave], finish: Callable[[Tensor], Tensor]) -> Wave:
+        if len(parts) == 1:
+            return parts[0]  # a view of the pinned copy: megabytes in a full batch, not to be copied again
+        return np.concatenate(parts) if parts else finish(self.decoder.wave[:0]).cpu().numpy()
 
     def launch(self, bucket: Bucket) -> None:
         """One step on what stands in ``decoder.inputs``."""

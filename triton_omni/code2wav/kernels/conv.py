@@ -14,8 +14,7 @@ IDENTITY, SNAKE, GELU, SWIGLU = 0, 1, 2, 3
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tile:
     """Shape of one program: ``block_m`` columns of the batch by ``block_n`` + ``block_n2`` outputs; the inner
-    dimension in steps of ``block_k``, ``unroll`` of them an iteration. Two widths cover 96 or 192 channels, no powers
-    of two, without padding.
+    dimension in steps of ``block_k``. Two widths cover 96 or 192 channels, no powers of two, without padding.
     """
 
     block_m: int = 128
@@ -24,7 +23,6 @@ class Tile:
     block_k: int = 64
     warps: int = 4
     stages: int = 4
-    unroll: int = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -144,7 +142,6 @@ def _conv(
     TAPS: tl.constexpr, CIN: tl.constexpr, N: tl.constexpr, COUT: tl.constexpr, RATE: tl.constexpr, LAG: tl.constexpr,
     ACT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_N2: tl.constexpr, BLOCK_K: tl.constexpr,
-    UNROLL: tl.constexpr,
 ):  # fmt: skip
     GATED: tl.constexpr = ACT == 3
     WIDTH: tl.constexpr = N * 2 if GATED else N  # of the weights
@@ -164,18 +161,14 @@ def _conv(
     w2_at = w + k[:, None] * WIDTH + n2[None, :]
     acc1 = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     acc2 = tl.zeros((BLOCK_M, SECOND), tl.float32)
-    STEPS: tl.constexpr = CIN // (BLOCK_K * UNROLL)
+    STEPS: tl.constexpr = CIN // BLOCK_K
     for step in range(TAPS * STEPS):
         tap = step // STEPS
-        along = tap * dilation * CIN + (step - tap * STEPS) * (BLOCK_K * UNROLL)
-        for part in tl.static_range(UNROLL):
-            xt = tl.load(x_at + (along + part * BLOCK_K))
-            down = (step * UNROLL + part) * (BLOCK_K * WIDTH)
-            w1 = _weights(w1_at + down, n1, N, EVEN)
-            acc1 = tl.dot(xt, w1, acc1, input_precision=PRECISION)
-            if BLOCK_N2 > 0:
-                w2 = _weights(w2_at + down, n2, WIDTH, EVEN)
-                acc2 = tl.dot(xt, w2, acc2, input_precision=PRECISION)
+        xt = tl.load(x_at + (tap * dilation * CIN + (step - tap * STEPS) * BLOCK_K))
+        down = step * (BLOCK_K * WIDTH)
+        acc1 = tl.dot(xt, _weights(w1_at + down, n1, N, EVEN), acc1, input_precision=PRECISION)
+        if BLOCK_N2 > 0:
+            acc2 = tl.dot(xt, _weights(w2_at + down, n2, WIDTH, EVEN), acc2, input_precision=PRECISION)
     ok = m < rows
     column = row - batch * columns
     if GATED:
@@ -226,5 +219,5 @@ def conv(
         RATE=act.rate if act else 1, LAG=act.lag if act else 0, ACT=SNAKE if snake else activation,
         PRECISION="ieee" if parameters.weight.dtype == torch.float32 else "tf32",
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_N2=tile.block_n if gated else tile.block_n2,
-        BLOCK_K=tile.block_k, UNROLL=tile.unroll, num_warps=tile.warps, num_stages=tile.stages,
+        BLOCK_K=tile.block_k, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
