@@ -6,8 +6,11 @@ import json
 import re
 
 import pytest
+from websockets.asyncio.client import connect
 
+from tests.openai_frontend.conftest import MODEL
 from tests.openai_frontend.fakes import END, START, FakeEngine, client_of
+from tests.openai_frontend.realtime.talk import served
 from triton_omni.model_config import ModelConfig
 
 CHAT = "/v1/chat/completions"
@@ -63,3 +66,30 @@ async def test_the_speaker_s_error_lists_every_voice(make_app, chat, checkpoint)
     async with client_of(make_app(FakeEngine(START, END))) as client:
         response = await client.post(CHAT, json=chat(speaker="nobody", **SPOKEN))
     assert all(voice in response.json()["error"]["message"] for voice in ModelConfig.load(checkpoint).speakers)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("sent", "code", "words"),
+    [
+        ("{not JSON", "invalid_json", "JSON"),
+        (
+            '{"type": "session.update", "session": {"type": "realtime", "output_modalities": "text"}}',
+            None,
+            "modalities",
+        ),
+    ],
+    ids=["malformed JSON", "modalities are a word"],
+)
+async def test_a_bad_event_of_a_websocket(make_app, sent, code, words):
+    async with (
+        served(make_app(FakeEngine(START, END))) as url,
+        connect(f"{url.replace('http', 'ws', 1)}/v1/realtime?model={MODEL}") as socket,
+    ):
+        assert json.loads(await socket.recv())["type"] == "session.created"
+        await socket.send(sent)
+        event = json.loads(await socket.recv())
+    assert event["type"] == "error"
+    assert event["error"]["type"] == "invalid_request_error"
+    assert code in (None, event["error"]["code"])
+    assert words in event["error"]["message"]
