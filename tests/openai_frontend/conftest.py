@@ -39,10 +39,11 @@ def chat() -> Callable[..., dict[str, Any]]:
 
 
 @contextmanager
-def frontend_of(server: TritonServer, directory: Path) -> Iterator[FrontendProcess]:
+def frontend_of(server: TritonServer, directory: Path, *options: str) -> Iterator[FrontendProcess]:
+    """``options``: more of the frontend's."""
     (port,) = free_ports(1)
     arguments = ["--port", str(port), "--triton-url", server.grpc_target, "--model-name", MODEL]
-    arguments += ["--checkpoint", str(server.checkpoint), "--drain-s", "2"]
+    arguments += ["--checkpoint", str(server.checkpoint), "--drain-s", "2", *options]
     url = f"http://127.0.0.1:{port}"
     with FrontendProcess(url, arguments, log_path=directory / "frontend.log", drain_s=2) as frontend:
         frontend.wait_ready(60)

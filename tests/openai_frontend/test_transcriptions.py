@@ -174,6 +174,14 @@ async def test_what_is_no_audio_has_no_length(make_app):
     assert (empty.status_code, empty.json()["error"]["param"]) == (400, "file")
 
 
+async def test_a_file_that_names_another_is_not_followed(make_app, tmp_path, monkeypatch):
+    (tmp_path / "other.wav").write_bytes(sound("wav", 0.5))
+    monkeypatch.chdir(tmp_path)
+    playlist = b"ffconcat version 1.0\nfile other.wav\n"
+    _, response = await post(make_app, response_format="verbose_json", language="de", content=playlist)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "file")
+
+
 @pytest.mark.parametrize(
     ("content", "type_"),
     [
