@@ -38,26 +38,48 @@ def response(text="", audio=b"", event=None):
 
 
 class Omni(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """``script``: responses, error messages, a status code to abort with, or an Event to wait for."""
+    """``script``: responses, error messages, a status code to abort with, or an Event to wait for. ``takes_back``:
+    heeds cancel keys; ``taken_back`` holds them either way.
+    """
 
-    def __init__(self, *script):
+    def __init__(self, *script, takes_back=True):
         self.script = script
+        self.takes_back = takes_back
         self.request = None
         self.ended = asyncio.Event()
+        self.taken_back = []
+        self.cancelled_streams = 0
+        self.open = {}
         self.not_ready = ()
 
     async def ModelStreamInfer(self, requests, context):
+        request = await anext(requests)
+        inputs = {tensor.name: raw[4:] for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)}
+        key = inputs["CANCEL_KEY"]
+        if not inputs["REQUEST"]:
+            self.taken_back.append(key)
+            if self.takes_back and key in self.open:
+                self.open[key].set()
+            return
+        self.request = request
+        left = self.open[key] = asyncio.Event()
         try:
-            self.request = await anext(requests)
             for step in self.script:
                 if isinstance(step, asyncio.Event):
-                    await step.wait()
+                    waits = [asyncio.ensure_future(step.wait()), asyncio.ensure_future(left.wait())]
+                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                    if left.is_set():
+                        yield service_pb2.ModelStreamInferResponse(error_message="cancelled: the caller left")
+                        return
                 elif isinstance(step, grpc.StatusCode):
                     await context.abort(step, "as told")
                 elif isinstance(step, str):
                     yield service_pb2.ModelStreamInferResponse(error_message=step)
                 else:
                     yield step
+        except asyncio.CancelledError:
+            self.cancelled_streams += 1
+            raise
         finally:
             self.ended.set()
 
@@ -66,12 +88,12 @@ class Omni(service_pb2_grpc.GRPCInferenceServiceServicer):
 
 
 @contextlib.asynccontextmanager
-async def engine_of(omni, stall_timeout_s=20.0):
+async def engine_of(omni, stall_timeout_s=20.0, leave_timeout_s=5.0):
     server = grpc.aio.server()
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(omni, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    engine = TritonEngine(f"127.0.0.1:{port}", stall_timeout_s=stall_timeout_s)
+    engine = TritonEngine(f"127.0.0.1:{port}", stall_timeout_s=stall_timeout_s, leave_timeout_s=leave_timeout_s)
     try:
         yield engine
     finally:
@@ -95,11 +117,14 @@ async def test_pieces_arrive_and_the_request_was_whole():
     assert omni.request.model_name == "omni_bls"
     assert [(tensor.name, tensor.datatype, list(tensor.shape)) for tensor in omni.request.inputs] == [
         ("REQUEST", "BYTES", [1]),
+        ("CANCEL_KEY", "BYTES", [1]),
         ("MEDIA", "BYTES", [2]),
     ]
     text = '{"messages":["é"]}'.encode()
     media = b"\2\0\0\0a\0" + b"\2\0\0\0bc"
-    assert list(omni.request.raw_input_contents) == [len(text).to_bytes(4, "little") + text, media]
+    request, _, files = omni.request.raw_input_contents
+    assert (request, files) == (len(text).to_bytes(4, "little") + text, media)
+    assert omni.taken_back == []
 
 
 @pytest.mark.parametrize(
@@ -137,22 +162,25 @@ async def test_a_server_that_falls_silent_is_an_error():
             await omni.ended.wait()
 
 
-async def test_closing_the_answer_cancels_its_stream_and_no_other():
+async def test_closing_the_answer_takes_its_request_back_and_no_other():
     staying, release = Omni(response("x"), asyncio.Event()), asyncio.Event()
     async with engine_of(staying) as engine, asyncio.timeout(5):
         left = engine.generate({}, [])
         await anext(left)
+        [key] = staying.open
         staying.script = (response("y"), release, response(event=END))
         kept = engine.generate({}, [])
         assert (await anext(kept)).text == "y"
         await left.aclose()
         await staying.ended.wait()
+        assert staying.taken_back == [key]
         release.set()
         assert (await anext(kept)).event == END
         assert [piece async for piece in kept] == []
+    assert staying.cancelled_streams == 0
 
 
-async def test_cancelling_the_consumer_cancels_the_stream():
+async def test_cancelling_the_consumer_takes_the_request_back():
     omni = Omni(response("x"), asyncio.Event())
     async with engine_of(omni) as engine, asyncio.timeout(5):
         answer = engine.generate({}, [])
@@ -161,6 +189,18 @@ async def test_cancelling_the_consumer_cancels_the_stream():
         await asyncio.sleep(0)
         task.cancel()
         await omni.ended.wait()
+    assert omni.cancelled_streams == 0
+    assert omni.taken_back == list(omni.open)
+
+
+async def test_a_stream_that_does_not_end_is_cancelled():
+    omni = Omni(response("x"), asyncio.Event(), takes_back=False)
+    async with engine_of(omni, leave_timeout_s=0.2) as engine, asyncio.timeout(5):
+        answer = engine.generate({}, [])
+        await anext(answer)
+        await answer.aclose()
+        await omni.ended.wait()
+    assert omni.cancelled_streams == 1
 
 
 async def test_readiness():
