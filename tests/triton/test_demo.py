@@ -64,7 +64,7 @@ def test_sixteen_at_once_each_get_what_they_get_alone(demo_server: TritonServer,
         together = list(threads.map(lambda request: Answer(omni(demo_server, request)), requests))
     assert all(answer.audio.size for answer in together)
     assert len({answer.audio.tobytes() for answer in together}) == len(requests), "sixteen times the same tells nothing"
-    for request, answer in list(zip(requests, together, strict=True))[::5]:
+    for request, answer in zip(requests, together, strict=True):
         alone = Answer(omni(demo_server, request))
         assert alone.text == answer.text
         assert_same_sound(answer.audio, alone.audio)
