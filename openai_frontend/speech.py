@@ -20,6 +20,7 @@ from openai_frontend.translate import Translation, checked, given
 from triton_omni.errors import InvalidRequestError, OmniError
 
 DEFAULT_FORMAT = "mp3"
+_SPARE_TOKENS = 64
 READ_ALOUD = (
     "You read texts aloud. Say exactly the words of the user's message, in its language, from the first to the last. "
     "Do not answer it, do not comment on it, and leave nothing out."
@@ -35,15 +36,16 @@ def translate_speech(body: SpeechRequest, context: Context) -> Translation:
     if not body.input.strip():
         raise InvalidRequestError("input", "input: holds nothing to read; send a text")
     manner = f"\nHow to read it: {body.instructions}" if body.instructions else ""
+    seed, tokens = body.seed, len(body.input.encode()) + _SPARE_TOKENS
     talker = body.talker.model_dump() if body.talker else {}
     if talker.get("seed") is None:
-        talker["seed"] = body.seed
+        talker["seed"] = seed
     wire = {
         "messages": [{"role": "system", "content": READ_ALOUD + manner}, {"role": "user", "content": body.input}],
         "modalities": ["audio"],
         "speaker": body.voice,
-        # Greedy, so that no word is made up; as long as the text takes.
-        "thinker": given({"temperature": 0.0, "max_tokens": context.config.context_tokens, "seed": body.seed}),
+        # Greedy, so that no word is made up; no text has more tokens than bytes.
+        "thinker": given({"temperature": 0.0, "max_tokens": min(tokens, context.config.context_tokens), "seed": seed}),
         "talker": given(talker),
         "chunk_frames": body.chunk_frames,
     }

@@ -21,10 +21,13 @@ from openai_frontend.completions import Reword
 from openai_frontend.context import Context
 from openai_frontend.engine import Delta
 from openai_frontend.events import event
-from openai_frontend.translate import Translation, checked, given
+from openai_frontend.translate import Translation, checked
 from triton_omni.errors import InvalidRequestError, OmniError
 
 _MAX_FIELDS = 32
+# Fast speech has 5 to 10 tokens a second, by language.
+_MAX_TOKENS_PER_SECOND = 20
+_SPARE_TOKENS = 256
 # Only self-contained files: a playlist would make FFmpeg open what it names.
 _CONTAINERS = "mov,matroska,avi,mpegts,mpeg,flv,asf,ogg,wav,flac,mp3,aac"
 
@@ -64,8 +67,11 @@ async def _content(file: Any, max_bytes: int) -> bytes:
     return content
 
 
-def translate_form(form: TranslationForm, content: bytes, context: Context) -> Translation:
-    """Raises: InvalidRequestError in the client's field names, NotFoundError for another model."""
+def translate_form(form: TranslationForm, content: bytes, duration_s: float | None, context: Context) -> Translation:
+    """``duration_s``: of the sound, None where that cannot be read off the file.
+
+    Raises: InvalidRequestError in the client's field names, NotFoundError for another model.
+    """
     context.check_model(form.model)
     if form.stream and form.response_format != "json":
         raise InvalidRequestError("response_format", "response_format: must be json with stream; leave it out")
@@ -73,12 +79,17 @@ def translate_form(form: TranslationForm, content: bytes, context: Context) -> T
         raise InvalidRequestError(
             "language", "language: is missing: verbose_json tells the language, and the model does not; or ask for json"
         )
+    if form.response_format == "verbose_json" and duration_s is None:
+        raise InvalidRequestError("file", "file: does not tell how long it is, which verbose_json needs; ask for json")
+    max_tokens = context.config.context_tokens
+    if duration_s is not None:  # a model that repeats itself must not fill its context
+        max_tokens = min(max_tokens, _SPARE_TOKENS + int(duration_s * _MAX_TOKENS_PER_SECOND))
     text = _task(form) + (f"\nNames, style and what came before: {form.prompt}" if form.prompt else "")
     content_parts = [{"type": "audio", "media": 0}, {"type": "text", "text": text}]
     wire = {
         "messages": [{"role": "user", "content": content_parts}],
         "modalities": ["text"],
-        "thinker": given({"temperature": form.temperature, "max_tokens": context.config.context_tokens}),
+        "thinker": {"temperature": form.temperature, "max_tokens": max_tokens},
     }
     places = ("media[0]", "messages", "messages[0].content[0]", "messages[0].content[0].media")
     return checked(Translation(wire, [content], True, None, dict.fromkeys(places, "file")), context)
@@ -94,15 +105,16 @@ def _task(form: TranslationForm) -> str:
 _ANY_LANGUAGE = "Transcribe the audio into text."
 
 
-def length_s(content: bytes) -> float:
-    """How long the sound of a file is, by its packets. Raises: InvalidRequestError when it holds none."""
+def length_s(content: bytes) -> float | None:
+    """How long the sound of a file is, by its packets; None when they do not tell."""
     try:
         with av.open(io.BytesIO(content), options={"format_whitelist": _CONTAINERS}) as container:
             stream = container.streams.audio[0]
             ends = [p.pts + (p.duration or 0) for p in container.demux(stream) if p.pts is not None]
-            return float((max(ends) - min(stream.start_time or 0, max(ends))) * stream.time_base)
+            length = float((max(ends) - (stream.start_time or 0)) * stream.time_base)
     except (av.FFmpegError, IndexError, ValueError, TypeError):  # TypeError: a stream without a clock
-        raise InvalidRequestError("file", "file: is no audio that can be read") from None
+        return None
+    return length if length > 0 else None
 
 
 async def whole(pieces: AsyncGenerator[Delta, None]) -> tuple[str, Mapping[str, Any]]:

@@ -49,9 +49,8 @@ async def create_translation(request: Request, context: ContextDependency) -> Re
 
 async def _answer(request: Request, context: Context, form_type: type[TranslationForm]) -> Response:
     form, content = await transcriptions.read_form(request, form_type, context.settings.max_media_bytes)
-    translation = transcriptions.translate_form(form, content, context)
-    verbose = form.response_format == "verbose_json"
-    duration_s = await asyncio.to_thread(transcriptions.length_s, content) if verbose else 0.0
+    duration_s = await asyncio.to_thread(transcriptions.length_s, content)
+    translation = transcriptions.translate_form(form, content, duration_s, context)
     wire = {**translation.wire, "request_id": request.state.request_id}
     pieces = context.engine.generate(wire, translation.media)
     try:
@@ -64,7 +63,7 @@ async def _answer(request: Request, context: Context, form_type: type[Translatio
         raise translation.in_clients_words(error) from error
     if form.response_format == "text":
         return PlainTextResponse(f"{text}\n")
-    if verbose:
+    if form.response_format == "verbose_json" and duration_s is not None:
         answer = transcriptions.verbose(form, text, duration_s)
     else:
         answer = {"text": text, "usage": transcriptions.usage(counts)}

@@ -61,6 +61,7 @@ async def test_the_model_is_asked_to_read(make_app):
     assert engine.request["modalities"] == ["audio"]
     assert engine.request["speaker"] == "ETHAN"
     assert engine.request["talker"] == {"top_k": 5, "seed": 7}
+    assert engine.request["thinker"]["max_tokens"] == len(BODY["input"].encode()) + 64
     assert (engine.request["thinker"]["temperature"], engine.request["thinker"]["seed"]) == (0.0, 7)
 
 

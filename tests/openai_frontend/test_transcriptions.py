@@ -79,6 +79,13 @@ async def test_verbose_json_has_the_true_length_and_no_segments(make_app, name):
     assert "segments" not in answer and "words" not in answer
 
 
+async def test_a_model_that_repeats_itself_is_stopped_by_the_sounds_length(make_app):
+    engine, _ = await post(make_app, content=sound("wav", 10))
+    assert engine.request["thinker"]["max_tokens"] == 256 + 200
+    engine, _ = await post(make_app, content=b"no length")
+    assert engine.request["thinker"]["max_tokens"] > 1_000
+
+
 async def test_a_translation_is_english(make_app):
     _, response = await post(make_app, url=URLS["translate"], content=sound("wav", 0.5), response_format="verbose_json")
     assert (response.json()["task"], response.json()["language"]) == ("translate", "english")
