@@ -136,13 +136,15 @@ class _Target:
 
 
 class Fetcher:
-    """Fetches by ``rules``. ``resolve`` gives the addresses of a host."""
+    """Fetches by ``rules``. ``resolve`` gives the addresses of a host; ``ssl_context``: None, the usual roots."""
 
-    def __init__(self, rules: FetchRules, resolve: Resolver | None = None) -> None:
+    def __init__(
+        self, rules: FetchRules, resolve: Resolver | None = None, ssl_context: ssl.SSLContext | None = None
+    ) -> None:
         self._rules = rules
         self._backend = _GuardedBackend(rules.is_allowed, resolve or _resolve)
         self._slots = asyncio.Semaphore(MAX_FETCHES)
-        self._ssl_context: ssl.SSLContext | None = None
+        self._ssl_context = ssl_context
 
     @property
     def enabled(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 Answer = Callable[["Loopback", asyncio.StreamWriter], Awaitable[None]]
@@ -52,9 +53,11 @@ class Loopback:
 
 
 @contextlib.asynccontextmanager
-async def loopback(answers: dict[str, bytes | Answer], host: str = "127.0.0.1") -> AsyncIterator[Loopback]:
+async def loopback(
+    answers: dict[str, bytes | Answer], host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Loopback]:
     server = Loopback(answers)
-    listener = await asyncio.start_server(server._serve, host, 0)
+    listener = await asyncio.start_server(server._serve, host, 0, ssl=tls)
     server.port = listener.sockets[0].getsockname()[1]
     try:
         yield server

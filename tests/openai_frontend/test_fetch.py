@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import ipaddress
+import ssl
 import time
 
 import pytest
+import trustme
 
 from openai_frontend.fetch import AllowedHost, Fetcher, FetchRules, is_public
 from openai_frontend.media import Budget, MediaReader
@@ -115,6 +117,23 @@ class TestFetching:
         async with loopback({"/a": redirect("/b", 307), "/b": redirect("c"), "/c": ok(b"found")}) as server:
             source = fetcher(f"media.example:{server.port}")
             assert await fetch(source, f"http://media.example:{server.port}/a") == b"found"
+
+    async def test_a_certificate_must_be_the_name_s(self):
+        """Though the connection goes to a number."""
+        authority, server_side, ours = (
+            trustme.CA(),
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
+            ssl.create_default_context(),
+        )
+        authority.issue_cert("media.example").configure_cert(server_side)
+        authority.configure_trust(ours)
+        names = Names(media_example=["127.0.0.1"], other_example=["127.0.0.1"])
+        async with loopback({"/": ok(b"picture")}, tls=server_side) as server:
+            rules = dataclasses.replace(FetchRules.of([f"*:{server.port}"], 5), is_allowed=lambda a: a == HERE)
+            assert await fetch(Fetcher(rules, names, ours), f"https://media.example:{server.port}/") == b"picture"
+            await refused(Fetcher(rules, names, ours), f"https://other.example:{server.port}/", "could not be fetched")
+            await refused(Fetcher(rules, names), f"https://media.example:{server.port}/", "could not be fetched")
+        assert len(server.requests) == 1
 
     async def test_another_address_of_the_name_is_tried(self):
         """The server is at the second one; nobody listens at the first."""
