@@ -96,9 +96,7 @@ _PLAIN: dict[str, type[OmniError]] = {
     cls.code: cls
     for cls in (OmniError, CapacityError, RequestCancelledError, RequestTimeoutError, ConfigError, CheckpointError)
 }
-_WIRE = re.compile(
-    r"\b(?P<code>" + "|".join([*_FIELD_FIRST, *_PLAIN]) + r")(?: \[(?P<field>.+?)\])?: (?P<message>.*)"
-)
+_WIRE = re.compile(r"\b(?P<code>" + "|".join([*_FIELD_FIRST, *_PLAIN]) + r")(?: \[(?P<field>.+?)\])?: (?P<message>.*)")
 
 
 def from_wire(text: str, *, stage: str) -> OmniError:
