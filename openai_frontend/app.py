@@ -18,7 +18,7 @@ from openai_frontend.keys import KeyRing
 from openai_frontend.media import media_reader
 from openai_frontend.metrics import MeasuredEngine, Metrics, MetricsMiddleware
 from openai_frontend.middleware import BodyLimitMiddleware, RequestIdMiddleware
-from openai_frontend.routers import chat, completions, health, models, realtime, speech, transcriptions
+from openai_frontend.routers import chat, completions, health, models, page, realtime, speech, transcriptions
 from openai_frontend.routers import metrics as metrics_router
 from openai_frontend.settings import Settings
 from openai_frontend.transcripts import Transcripts
@@ -54,7 +54,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
         metrics=metrics,
         drain=drain,
     )
-    modules = (chat, completions, speech, transcriptions, realtime, models, health, metrics_router)
+    modules = (chat, completions, speech, transcriptions, realtime, models, health, metrics_router, page)
     routers = [module.router for module in modules]
     for router in routers:
         app.include_router(router)

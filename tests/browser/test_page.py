@@ -1,0 +1,153 @@
+"""The page in a browser, against tritonserver with null engines: typed, stopped, spoken, interrupted."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.triton.client import open_sessions
+from triton_omni.serve.frontend import FrontendProcess
+from triton_omni.serve.tritonserver import TritonServer
+
+pytestmark = [pytest.mark.slow, pytest.mark.triton]
+WITHIN_MS = 60_000
+OpenPage = Callable[..., Page]
+
+
+def ready(page: Page) -> None:
+    expect(page.get_by_role("status")).to_have_text("Ready", timeout=WITHIN_MS)
+
+
+def ask(page: Page, question: str) -> None:
+    page.get_by_role("textbox", name="Message").fill(question)
+    page.keyboard.press("Enter")
+
+
+def seconds(page: Page) -> tuple[float, float]:
+    """Played, and received."""
+    numbers = re.findall(r"[\d.]+", page.locator("#played").inner_text())
+    return (float(numbers[0]), float(numbers[1])) if numbers else (0.0, 0.0)
+
+
+def test_a_typed_question_is_answered_in_text_and_sound_without_a_gap(
+    open_page: OpenPage, null_frontend: FrontendProcess
+):
+    page = open_page(null_frontend.url)
+    ready(page)
+    ask(page, "How is the sea?")
+    log = page.get_by_role("log", name="Conversation")
+    expect(log.locator(".user .body")).to_have_text("How is the sea?")
+    expect(log.locator(".assistant .body")).to_contain_text("w0 w1 w2 w3")
+    expect(page.locator("#first-audio")).to_have_text(re.compile(r"^\d+ ms$"))
+    ready(page)  # all is played
+    played_s, received_s = seconds(page)
+    assert played_s == received_s > 1
+    assert page.locator("#underruns").inner_text() == "0 (0 ms)"
+    assert float(page.locator("#rtf").inner_text()) < 1
+    assert page.problems == []
+
+
+def test_stop_ends_the_answer_in_every_stage(
+    open_page: OpenPage, tight_frontend: FrontendProcess, tight_server: TritonServer, eventually
+):
+    page = open_page(tight_frontend.url)
+    ready(page)
+    ask(page, "Tell me everything.")
+    expect(page.locator("#first-audio")).to_have_text(re.compile("ms"))
+    expect(page.locator("#played")).to_have_text(re.compile(r"^0\.[1-9]|^[1-9]"))
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("status")).to_have_text("Stopped")
+    expect(page.locator(".assistant .note")).to_have_text("stopped")
+    eventually(lambda: open_sessions(tight_server), 5)
+    played_s, received_s = seconds(page)
+    assert 0 < played_s < received_s < 7
+    expect(page.get_by_role("textbox", name="Message")).to_be_focused()
+    assert page.problems == []
+
+
+def test_a_spoken_question_and_a_barge_in(
+    open_page: OpenPage, tight_frontend: FrontendProcess, tight_server: TritonServer, eventually
+):
+    page = open_page(tight_frontend.url, permissions=["microphone"])
+    ready(page)
+    microphone = page.get_by_role("button", name="Microphone")
+    microphone.click()
+    expect(microphone).to_have_attribute("aria-pressed", "true")
+    expect(page.locator(".user.spoken").first).to_contain_text("spoken")
+    expect(page.locator("#first-audio")).to_have_text(re.compile("ms"))
+    # The recording starts again: somebody speaks into the answer.
+    expect(page.locator(".assistant .note").first).to_have_text("stopped")
+    expect(page.locator(".user.spoken")).to_have_count(2)
+    microphone.click()
+    expect(microphone).to_have_attribute("aria-pressed", "false")
+    page.close()
+    eventually(lambda: open_sessions(tight_server), 5)
+
+
+def test_text_alone_and_another_voice(open_page: OpenPage, null_frontend: FrontendProcess):
+    page = open_page(null_frontend.url)
+    ready(page)
+    voices = page.get_by_role("combobox", name="Voice").locator("option").all_inner_texts()
+    page.get_by_role("combobox", name="Voice").select_option(voices[-1])
+    page.get_by_role("combobox", name="Answer").select_option("text")
+    ask(page, "Silently, please.")
+    expect(page.locator(".assistant .body")).to_contain_text("w0 w1")
+    ready(page)
+    assert page.locator("#first-audio").inner_text() == "–"
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_who_asks_again_at_once_gets_the_second_answer(open_page: OpenPage, tight_frontend: FrontendProcess):
+    page = open_page(tight_frontend.url)
+    ready(page)
+    ask(page, "One?")
+    ask(page, "Two?")
+    expect(page.locator(".assistant .body").last).to_contain_text("w0 w1")
+    expect(page.locator("#played")).to_have_text(re.compile(r"^0\.[1-9]|^[1-9]"))
+    expect(page.locator(".user .body")).to_have_text(["One?", "Two?"])
+    expect(page.get_by_role("alert")).to_be_hidden()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("status")).to_have_text("Stopped")
+    assert page.problems == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_telephone_shows_all_of_it(open_page: OpenPage, null_frontend: FrontendProcess, scheme: str):
+    page = open_page(null_frontend.url, viewport={"width": 360, "height": 640}, color_scheme=scheme)
+    ready(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    for name in ("Send", "Stop", "Microphone"):
+        box = page.get_by_role("button", name=name).bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= 360 and box["y"] + box["height"] <= 640
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        if page.get_by_role("textbox", name="Message").evaluate("node => node === document.activeElement"):
+            break
+    else:
+        pytest.fail("the message cannot be reached by keyboard")
+
+
+def test_the_demo_model_speaks(open_page: OpenPage, demo_frontend: FrontendProcess):
+    """OMNI_SCREENSHOTS names a directory for pictures of it, those in docs/images."""
+    for name, size, scheme in (
+        ("page", (900, 560), "light"),
+        ("page-dark", (900, 560), "dark"),
+        ("phone", (360, 640), "light"),
+    ):
+        width, height = size
+        page = open_page(demo_frontend.url, viewport={"width": width, "height": height}, color_scheme=scheme)
+        ready(page)
+        ask(page, "Tell me about the sea.")
+        ready(page)
+        ask(page, "And what lives in it?")
+        expect(page.locator("#played")).to_have_text(re.compile(r"^0\.[1-9]|^[1-9]"))
+        if directory := os.environ.get("OMNI_SCREENSHOTS"):
+            page.screenshot(path=f"{directory}/{name}.png")
+        page.get_by_role("button", name="Stop").click()
+        expect(page.locator(".assistant").last).to_have_attribute("aria-busy", "false")
+        assert page.problems == []
+        page.close()

@@ -1,0 +1,40 @@
+"""The page's files; how it behaves is tested in a browser."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import openai_frontend
+from tests.openai_frontend.fakes import FakeEngine, client_of
+
+pytestmark = pytest.mark.asyncio
+STATIC = Path(openai_frontend.__file__).parent / "static"
+
+
+async def test_the_page_needs_no_key_and_nothing_from_elsewhere(make_app):
+    async with client_of(make_app(FakeEngine(), api_keys=("secret",))) as client:
+        page = await client.get("/")
+        assert page.status_code == 200
+        assert page.headers["content-type"].startswith("text/html")
+        assert "default-src 'self'" in page.headers["content-security-policy"]
+        named = set(re.findall(r'"(/static/[^"]+)"', page.text))
+        for path in STATIC.glob("*.js"):
+            source = path.read_text()
+            named |= set(re.findall(r'"(/static/[^"]+)"', source))
+            named |= {f"/static/{name}" for name in re.findall(r'from "\./([^"]+)"', source)}
+            assert not re.search(r"https?://", source), path
+        assert named == {f"/static/{path.name}" for path in STATIC.iterdir()} - {"/static/index.html"}
+        for path in named:
+            answer = await client.get(path)
+            assert answer.status_code == 200
+            assert answer.headers["content-type"].startswith(("text/javascript", "text/css")), path
+
+
+@pytest.mark.parametrize("path", ["/static/none.js", "/static/..%2fapp.py", "/static/%2e%2e/app.py", "/static/"])
+async def test_no_other_file_is_served(make_app, path):
+    async with client_of(make_app(FakeEngine())) as client:
+        answer = await client.get(path)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
