@@ -154,8 +154,8 @@ class Answer:
             await self._send_of_part("response.output_audio.delta", delta=sound)
 
     async def _begin(self) -> None:
-        self._started = True
         self._before = self._remember(self.item) if self._remember else None
+        self._started = True
         await self._send_of_item("response.output_item.added", item=self.item.json())
         if self._remember:
             await self._send("conversation.item.added", previous_item_id=self._before, item=self.item.json())

@@ -63,6 +63,7 @@ class RealtimeSession:
         except WebSocketDisconnect:
             pass
         finally:
+            self._answer_wanted = False
             for task in self._background:
                 task.cancel()
             if self._answer is not None:
@@ -202,6 +203,8 @@ class RealtimeSession:
                 wire = self._config.input_format
                 data = _raw(part.audio, f"{place}.audio")
                 there = wire.decode(data[: len(data) - len(data) % wire.sample_bytes])
+                if not len(there):
+                    raise InvalidRequestError(f"{place}.audio", f"{place}.audio: holds no sample")
                 samples = await asyncio.to_thread(resampled, there, wire.rate_hz, RATE_HZ)
                 return Part(part.type, part.transcript or "", samples=samples)
             case schemas.InputImage():
@@ -221,15 +224,16 @@ class RealtimeSession:
 
     async def _respond(self, options: schemas.ResponseOptions) -> None:
         """Raises: InvalidRequestError for what the model could not answer, and while there is another answer."""
+        config = self._config.changed(options, self._context, "response")
+        items = self._conversation.items
+        if options.input is not None:
+            items = [await self._item(body, f"response.input[{i}]") for i, body in enumerate(options.input)]
+        # From here to the start nothing is awaited, so that two cannot both find the place free.
         if self._answer is not None and not self._answer.done:
             raise ProtocolError(
                 "conversation_already_has_active_response",
                 f"the response {self._answer.id} is active; wait until it is done, or cancel it",
             )
-        config = self._config.changed(options, self._context, "response")
-        items = self._conversation.items
-        if options.input is not None:
-            items = [await self._item(body, f"response.input[{i}]") for i, body in enumerate(options.input)]
         remembered = options.conversation != "none"
         answer = Answer(
             config,

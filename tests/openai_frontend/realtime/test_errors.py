@@ -57,6 +57,7 @@ BAD = [
         "item.content[0].image_url",
         "",
     ),
+    (add(USER | {"content": [{"type": "input_audio", "audio": ""}]}), "item.content[0].audio", "no sample"),
     ({"type": "response.create"}, "messages", ""),
     ({"type": "response.create", "response": {"tools": [1]}}, "response.tools", "not supported"),
 ]
