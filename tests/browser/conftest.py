@@ -11,7 +11,7 @@ import pytest
 import soundfile
 from playwright.sync_api import Page, sync_playwright
 
-from tests.openai_frontend.conftest import demo_frontend, null_frontend, tight_frontend  # noqa: F401
+from tests.openai_frontend.conftest import demo_frontend, make_app, null_frontend, tight_frontend  # noqa: F401
 from tests.openai_frontend.realtime.talk import question
 
 CHROMIUM = shutil.which("chromium")

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import queue
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import pytest
+from fastapi import FastAPI
 from playwright.sync_api import Page, expect
 
+from openai_frontend.engine import Delta
+from tests.openai_frontend.fakes import END, START, FakeEngine
+from tests.openai_frontend.realtime.talk import served
 from tests.triton.client import open_sessions
 from triton_omni.serve.frontend import FrontendProcess
 from triton_omni.serve.tritonserver import TritonServer
@@ -49,6 +58,48 @@ def test_a_typed_question_is_answered_in_text_and_sound_without_a_gap(
     assert page.locator("#underruns").inner_text() == "0 (0 ms)"
     assert float(page.locator("#rtf").inner_text()) < 1
     assert page.problems == []
+
+
+class PausingEngine(FakeEngine):
+    """Speaks, waits longer than it spoke, speaks on."""
+
+    async def generate(self, request: Mapping[str, Any], media: Sequence[bytes]) -> AsyncGenerator[Delta, None]:
+        tenth = np.full(2_400, 1_000, np.int16).tobytes()
+        yield START
+        yield Delta("One, ", tenth)
+        await asyncio.sleep(0.6)
+        yield Delta("two.", tenth)
+        yield END
+
+
+@pytest.fixture
+def pausing_url(make_app: Callable[..., FastAPI]) -> Iterator[str]:
+    """The page of a frontend in a thread of this process, since the browser's driver keeps this one."""
+    addresses: queue.Queue[str] = queue.Queue()
+    over = threading.Event()
+
+    async def serve() -> None:
+        async with served(make_app(PausingEngine())) as url:
+            addresses.put(url)
+            await asyncio.to_thread(over.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    yield addresses.get(timeout=60)
+    over.set()
+    thread.join()
+
+
+def test_a_gap_is_seen(open_page: OpenPage, pausing_url: str):
+    page = open_page(pausing_url)
+    ready(page)
+    ask(page, "Slowly, please.")
+    expect(page.locator(".assistant .body")).to_have_text("One, two.")
+    ready(page)
+    assert seconds(page) == (0.2, 0.2)
+    underruns, missing_ms = map(int, re.findall(r"\d+", page.locator("#underruns").inner_text()))
+    assert underruns == 1
+    assert 300 < missing_ms < 2_000
 
 
 def test_stop_ends_the_answer_in_every_stage(
