@@ -23,13 +23,15 @@ _STAYS = ("/health/live", "/health/ready", "/metrics")
 
 
 class Drain:
-    """``begun``: no new requests. ``open_requests``: those that are being answered, WebSockets included.
+    """``begun``: no new requests; ``beginning``: set from then on, for what would go on without end.
+    ``open_requests``: those that are being answered, WebSockets included.
 
     ``drain_s``: how long they may go on. Used on one event loop.
     """
 
     def __init__(self, drain_s: float) -> None:
         self.begun = False
+        self.beginning = asyncio.Event()
         self.open_requests = 0
         self._drain_s = drain_s
         self._idle = asyncio.Event()
@@ -49,6 +51,7 @@ class Drain:
     async def finish(self) -> None:
         """Begin, and return when nothing is open any more or the time is over."""
         self.begun = True
+        self.beginning.set()
         logger.info("stopping: %d open requests have %g s to finish", self.open_requests, self._drain_s)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), self._drain_s)

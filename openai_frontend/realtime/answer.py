@@ -91,6 +91,10 @@ class Answer:
                 self._next.cancel()
             await asyncio.wait([self._task])
 
+    async def wait(self) -> None:
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
     async def abandon(self) -> None:
         """The client is gone: as ``cancel``, and tells nobody."""
         if self._task is not None:

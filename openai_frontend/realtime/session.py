@@ -69,6 +69,11 @@ class RealtimeSession:
             if self._answer is not None:
                 await self._answer.abandon()
 
+    async def answered(self) -> None:
+        """Returns when no answer is being made."""
+        if self._answer is not None:
+            await self._answer.wait()
+
     async def _handle(self, text: str | bytes) -> None:
         event_id: str | None = None
         try:

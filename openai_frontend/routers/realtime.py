@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import orjson
 from fastapi import APIRouter
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from openai_frontend import errors
 from openai_frontend.context import Context
@@ -20,6 +20,7 @@ from triton_omni.errors import InvalidRequestError, OmniError
 router = APIRouter()
 
 SUBPROTOCOL = "realtime"
+_GOING_AWAY = 1001
 
 
 @router.websocket("/v1/realtime")
@@ -39,7 +40,19 @@ async def realtime(websocket: WebSocket) -> None:
         return await websocket.send_denial_response(errors.response(error))
     offered = websocket.scope.get("subprotocols", [])
     await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
-    await RealtimeSession(context, _sender(websocket)).serve(_incoming(websocket))
+    session = RealtimeSession(context, _sender(websocket))
+    leaving = asyncio.ensure_future(_leave_when_draining(websocket, context, session))
+    try:
+        await session.serve(_incoming(websocket))
+    finally:
+        leaving.cancel()
+
+
+async def _leave_when_draining(websocket: WebSocket, context: Context, session: RealtimeSession) -> None:
+    """A session has no end of its own: when the server is to stop, its last answer is that."""
+    await context.drain.beginning.wait()
+    await session.answered()
+    await websocket.close(_GOING_AWAY, "this server is shutting down")
 
 
 def _may_ask(websocket: WebSocket, context: Context) -> bool:
@@ -56,6 +69,8 @@ def _sender(websocket: WebSocket) -> Any:
     async def send(event: str, **fields: Any) -> None:
         text = orjson.dumps({"type": event, "event_id": new_id("event"), **fields}).decode()
         async with lock:
+            if websocket.application_state is WebSocketState.DISCONNECTED:
+                raise WebSocketDisconnect(_GOING_AWAY)
             await websocket.send_text(text)
 
     return send

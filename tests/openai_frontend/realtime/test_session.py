@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 from fastapi import FastAPI
+from websockets import ConnectionClosed
 
 from openai_frontend.engine import Delta
 from tests.openai_frontend.fakes import END, START, FakeEngine
@@ -226,3 +227,22 @@ async def test_the_betas_names(make_app: MakeApp):
         assert session.audio.input.format.type == "audio/pcma"
         assert session.audio.input.turn_detection is None
         assert session.max_output_tokens == 5
+
+
+async def test_a_server_that_is_to_stop_ends_the_session_after_its_answer(make_app: MakeApp):
+    hold = asyncio.Event()
+    engine = FakeEngine(START, Delta("One"), hold, Delta(" two."), END)
+    app = make_app(engine)
+    async with served(app) as url, talk_with(url) as talk:
+        await talk.write("Count.")
+        await engine.waits.wait()
+        draining = asyncio.ensure_future(app.state.context.drain.finish())
+        await app.state.context.drain.beginning.wait()
+        hold.set()
+        response = (await talk.until("response.done")).response
+        assert (response.status, response.output[0].content[0].transcript) == ("completed", "One two.")
+        with pytest.raises(ConnectionClosed) as closed:
+            await talk.until("session.updated")
+        assert closed.value.rcvd.code == 1001
+        async with asyncio.timeout(5):
+            await draining
