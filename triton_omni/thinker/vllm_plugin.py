@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
+
+from triton_omni.lifetime import end_with
+
 ARCHITECTURE = "TritonOmniThinkerForConditionalGeneration"
 
 
 def register() -> None:
-    """Add the thinker under an architecture name of its own; vLLM's own Qwen3-Omni stays as it is."""
+    """Add the thinker under an architecture name of its own; vLLM's own Qwen3-Omni stays as it is. The processes that
+    vLLM starts outlive one that is killed, with their GPU memory: they are made to end with it.
+    """
+    if (parent := multiprocessing.parent_process()) is not None and parent.pid is not None:
+        end_with(parent.pid)
     from vllm import ModelRegistry
 
     if ARCHITECTURE not in ModelRegistry.get_supported_archs():

@@ -22,6 +22,7 @@ import triton_python_backend_utils as pb_utils
 from triton_omni.errors import OmniError, StageError
 from triton_omni.pipeline.stages import Code2WavEngine, CodesChunk
 from triton_omni.triton.code2wav_wire import audio_tensors, read_chunk
+from triton_omni.triton.lifetime import end_with_server
 from triton_omni.triton.metrics import StatsMetrics
 from triton_omni.triton.parameters import Instance, load_errors
 from triton_omni.triton.responder import Responder, ResponseStream
@@ -37,6 +38,7 @@ class TritonPythonModel:
 
     @load_errors()
     def initialize(self, args: dict[str, str]) -> None:
+        end_with_server()
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         instance = Instance.from_args(args)
         self._engine = _engine(instance)

@@ -18,6 +18,7 @@ from triton_omni.pipeline.pipeline import OmniPipeline, PipelineConfig
 from triton_omni.pipeline.request import RequestParser
 from triton_omni.triton.bls import BlsCode2Wav, BlsConfig, BlsTalker, BlsThinker, ChildRequests
 from triton_omni.triton.cancel_keys import CancelKeys
+from triton_omni.triton.lifetime import end_with_server
 from triton_omni.triton.metrics import StatsMetrics
 from triton_omni.triton.omni_wire import event_tensors, read_request
 from triton_omni.triton.parameters import Instance, load_errors
@@ -33,6 +34,7 @@ class TritonPythonModel:
 
     @load_errors()
     def initialize(self, args: dict[str, str]) -> None:
+        end_with_server()
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         instance = Instance.from_args(args)
         bls, pipeline = instance.split_config(BlsConfig, PipelineConfig)

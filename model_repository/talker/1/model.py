@@ -20,6 +20,7 @@ import triton_python_backend_utils as pb_utils
 
 from triton_omni.pipeline.stages import CodesEvent, TalkerEngine
 from triton_omni.sampling import TalkerSampling
+from triton_omni.triton.lifetime import end_with_server
 from triton_omni.triton.metrics import StatsMetrics
 from triton_omni.triton.parameters import Instance, load_errors
 from triton_omni.triton.responder import Responder
@@ -34,6 +35,7 @@ class TritonPythonModel:
 
     @load_errors()
     def initialize(self, args: dict[str, str]) -> None:
+        end_with_server()
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         instance = Instance.from_args(args)
         model = instance.checkpoint()

@@ -18,6 +18,7 @@ from triton_omni.errors import OmniError
 from triton_omni.pipeline.stages import PromptRows, ThinkerEngine
 from triton_omni.pipeline.workers import Workers
 from triton_omni.sampling import ThinkerSampling
+from triton_omni.triton.lifetime import end_with_server
 from triton_omni.triton.metrics import StatsMetrics
 from triton_omni.triton.parameters import Instance, load_errors
 from triton_omni.triton.responder import Responder, ResponseStream
@@ -34,6 +35,7 @@ class TritonPythonModel:
 
     @load_errors()
     def initialize(self, args: dict[str, str]) -> None:
+        end_with_server()
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         instance = Instance.from_args(args)
         self._defaults = ThinkerSampling.defaults(instance.checkpoint().generation)
