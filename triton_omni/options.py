@@ -7,6 +7,7 @@ import difflib
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from reprlib import repr as short
 from typing import Any, TypeVar
 
 from triton_omni.errors import InvalidRequestError
@@ -25,8 +26,9 @@ def unknown_key_message(key: str, known: Iterable[str]) -> str:
 def from_mapping(cls: type[T], values: Mapping[str, Any], *, where: str = "", base: T | None = None) -> T:
     """``cls(**values)`` on top of ``base``; ``where`` prefixes field names in errors (``talker.`` say).
 
-    Accepted field types: bool, int, float, str, tuples of int or str, and ``| None`` of these. An int is taken for a
-    float, nothing else is converted. The dataclass's own ``__post_init__`` checks ranges and raises
+    Accepted field types: bool, int, float, str, tuples of int or str, ``Mapping[int, float]``, ``Mapping[str, Any]``,
+    and ``| None`` of these. An int is taken for a float and, as JSON has it, a mapping's key of digits for an int;
+    nothing else is converted. The dataclass's own ``__post_init__`` checks ranges and raises
     InvalidRequestError with the bare field name; the prefix is added here.
 
     Raises: InvalidRequestError naming the field.
@@ -58,6 +60,8 @@ def _checked(value: Any, hint: Any, field: str) -> Any:
         if isinstance(value, str) or not isinstance(value, (list, tuple)):
             raise InvalidRequestError(field, f"must be a list of {item.__name__}, got {value!r}")
         return tuple(_checked(v, item, f"{field}[{i}]") for i, v in enumerate(value))
+    if typing.get_origin(hint) is Mapping:
+        return _checked_mapping(value, typing.get_args(hint), field)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
@@ -65,4 +69,21 @@ def _checked(value: Any, hint: Any, field: str) -> Any:
     return value
 
 
+def _checked_mapping(value: Any, hints: tuple[Any, Any], field: str) -> dict[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidRequestError(field, f"must be an object, got {short(value)}")
+    if hints == (str, Any):
+        return dict(value)
+    return {_integer_key(key, field): _checked(item, hints[1], f"{field}.{key}") for key, item in value.items()}
+
+
+def _integer_key(key: Any, field: str) -> int:
+    if isinstance(key, int) and not isinstance(key, bool):
+        return key
+    if not isinstance(key, str) or not (key.isascii() and key.isdigit()) or len(key) > _MAX_DIGITS:
+        raise InvalidRequestError(field, f"must have token ids for keys, got {short(key)}")
+    return int(key)
+
+
+_MAX_DIGITS = 18
 _NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}

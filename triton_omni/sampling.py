@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from triton_omni.errors import InvalidRequestError
+from triton_omni.response_format import check_response_format
 
 MAX_SEED = 2**63 - 1
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIASES = 1024
 
 
 def _between(field: str, value: float | None, low: float, high: float, *, open_low: bool = False) -> None:
@@ -27,8 +30,12 @@ def _at_least(field: str, value: int | None, low: int) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ThinkerSampling:
-    """How the thinker picks text tokens. ``temperature`` 0 is greedy; ``top_k`` 0 means no limit.
+    """How the thinker picks text tokens, with OpenAI's and vLLM's meanings. ``temperature`` 0 is greedy; ``top_k`` 0
+    means no limit; ``min_p`` is relative to the likeliest token's probability.
 
+    ``presence_penalty`` and ``frequency_penalty`` look at the answer's tokens, ``repetition_penalty`` at the prompt's
+    too. ``logit_bias``: what is added to the logit of each token id. ``logprobs``: None, or how many likeliest
+    alternatives are told beside each token's log probability. ``response_format``: see ``response_format.py``.
     ``max_tokens`` None: what the context leaves, capped by the checkpoint's ``thinker_max_new_tokens``.
     ``stop`` strings end the text before they appear in it; ``stop_token_ids`` end it like EOS.
     """
@@ -36,19 +43,29 @@ class ThinkerSampling:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
     max_tokens: int | None = None
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: int | None = None
+    logprobs: int | None = None
+    response_format: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         _between("temperature", self.temperature, 0, 2)
         _between("top_p", self.top_p, 0, 1, open_low=True)
         _at_least("top_k", self.top_k, 0)
+        _between("min_p", self.min_p, 0, 1)
         _between("repetition_penalty", self.repetition_penalty, 0, 2, open_low=True)
+        _between("frequency_penalty", self.frequency_penalty, -2, 2)
+        _between("presence_penalty", self.presence_penalty, -2, 2)
+        self._check_logit_bias()
         _at_least("max_tokens", self.max_tokens, 1)
         _at_least("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -58,6 +75,16 @@ class ThinkerSampling:
         if any(not s for s in self.stop):
             raise InvalidRequestError("stop", "must hold non-empty strings")
         _between("seed", self.seed, 0, MAX_SEED)
+        _between("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        check_response_format(self.response_format)
+
+    def _check_logit_bias(self) -> None:
+        if len(self.logit_bias) > MAX_LOGIT_BIASES:
+            raise InvalidRequestError(
+                "logit_bias", f"must hold at most {MAX_LOGIT_BIASES} token ids, got {len(self.logit_bias)}"
+            )
+        for token_id, bias in self.logit_bias.items():
+            _between(f"logit_bias.{token_id}", bias, -100, 100)
 
     @classmethod
     def defaults(cls, generation_config: Mapping[str, Any]) -> ThinkerSampling:

@@ -47,6 +47,22 @@ def test_text_deltas_count_their_tokens_where_asked(house: Make) -> None:
     assert all(event.info == {} for event in caller.deltas[1:-1] if not event.text)
 
 
+def test_deltas_bring_the_log_probabilities_of_their_tokens_where_asked(house: Make) -> None:
+    caller = house().submit(thinker={"logprobs": 2, "max_tokens": 5}).wait()
+    deltas = [event for event in caller.deltas[1:-1] if event.text]
+    for event in deltas:
+        assert "".join(entry["token"] for entry in event.info["logprobs"]) == event.text
+        assert all(len(entry["top_logprobs"]) == 2 for entry in event.info["logprobs"])
+    assert caller.text == "w0 w1 w2 w3 w4 "
+    assert all(event.info == {} for event in caller.deltas[1:-1] if not event.text)
+
+
+def test_what_the_thinker_finds_wrong_is_named_as_it_was_sent(house: Make) -> None:
+    error = house().submit(thinker={"response_format": {"type": "json_object"}}).wait().error
+    assert isinstance(error, InvalidRequestError)
+    assert error.field == "thinker.response_format.type"
+
+
 def test_audio_is_one_unbroken_tone_whatever_the_chunks(house: Make) -> None:
     omni = house()
     plain = omni.submit().wait().audio

@@ -32,7 +32,14 @@ def test_everything_given() -> None:
         "messages": [{"role": "system", "content": "Be brief."}, *IMAGE],
         "modalities": ["audio"],
         "speaker": "CHELSIE",
-        "thinker": {"temperature": 1, "max_tokens": 5, "stop": ["\n"]},
+        "thinker": {
+            "temperature": 1,
+            "max_tokens": 5,
+            "stop": ["\n"],
+            "logit_bias": {"7": -100, "8": 1.5},
+            "logprobs": 0,
+            "response_format": {"type": "json_object"},
+        },
         "talker": {"temperature": 0, "max_frames": 7},
         "chunk_frames": [1, 2],
         "async_chunk": False,
@@ -43,7 +50,14 @@ def test_everything_given() -> None:
     assert request.speech
     assert request.media == (b"png",)
     assert request.speaker == "chelsie"
-    assert request.thinker == ThinkerSampling(temperature=1.0, max_tokens=5, stop=("\n",))
+    assert request.thinker == ThinkerSampling(
+        temperature=1.0,
+        max_tokens=5,
+        stop=("\n",),
+        logit_bias={7: -100.0, 8: 1.5},
+        logprobs=0,
+        response_format={"type": "json_object"},
+    )
     assert request.talker == dataclasses.replace(
         TalkerSampling.defaults(MODEL.generation), temperature=0.0, max_frames=7
     )
@@ -122,6 +136,28 @@ BAD_REQUESTS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": HELLO, "thinker": {"temperature": 3}}, "thinker.temperature", "[0, 2]"),
     ({"messages": HELLO, "thinker": {"temprature": 1}}, "thinker.temprature", "'temperature'"),
     ({"messages": HELLO, "thinker": {"max_tokens": 0}}, "thinker.max_tokens", "at least 1"),
+    ({"messages": HELLO, "thinker": {"min_p": 1.5}}, "thinker.min_p", "[0, 1]"),
+    ({"messages": HELLO, "thinker": {"frequency_penalty": -3}}, "thinker.frequency_penalty", "[-2, 2]"),
+    ({"messages": HELLO, "thinker": {"presence_penalty": "1"}}, "thinker.presence_penalty", "number"),
+    ({"messages": HELLO, "thinker": {"repetition_penalty": 0}}, "thinker.repetition_penalty", "(0, 2]"),
+    ({"messages": HELLO, "thinker": {"logprobs": 21}}, "thinker.logprobs", "[0, 20]"),
+    ({"messages": HELLO, "thinker": {"logprobs": True}}, "thinker.logprobs", "integer"),
+    ({"messages": HELLO, "thinker": {"logit_bias": [5]}}, "thinker.logit_bias", "object"),
+    ({"messages": HELLO, "thinker": {"logit_bias": {"five": 1}}}, "thinker.logit_bias", "token ids"),
+    ({"messages": HELLO, "thinker": {"logit_bias": {"-5": 1}}}, "thinker.logit_bias", "token ids"),
+    ({"messages": HELLO, "thinker": {"logit_bias": {"5": None}}}, "thinker.logit_bias.5", "number"),
+    ({"messages": HELLO, "thinker": {"logit_bias": {"5": 101}}}, "thinker.logit_bias.5", "[-100, 100]"),
+    (
+        {"messages": HELLO, "thinker": {"logit_bias": {str(i): 1 for i in range(1025)}}},
+        "thinker.logit_bias",
+        "at most 1024",
+    ),
+    ({"messages": HELLO, "thinker": {"response_format": "json"}}, "thinker.response_format", "object"),
+    (
+        {"messages": HELLO, "thinker": {"response_format": {"type": "xml"}}},
+        "thinker.response_format.type",
+        "text, json_object, json_schema",
+    ),
     ({"messages": HELLO, "talker": {"max_frames": 0}}, "talker.max_frames", "at least 1"),
     ({"messages": HELLO, "talker": {"top_k": "50"}}, "talker.top_k", "integer"),
     ({"messages": HELLO, "chunk_frames": 4}, "chunk_frames", "list"),

@@ -39,7 +39,17 @@ def test_thinker_request() -> None:
         request_id="one",
         messages=({"role": "user", "content": [{"type": "image", "media": 0}, {"type": "text", "text": "“é😀"}]},),
         media=(b"\0\xff",),
-        sampling=ThinkerSampling(temperature=0.5, stop=("x", "y"), stop_token_ids=(7,), seed=3),
+        sampling=ThinkerSampling(
+            temperature=0.5,
+            min_p=0.1,
+            frequency_penalty=-1.0,
+            logit_bias={9: 1.5},
+            stop=("x", "y"),
+            stop_token_ids=(7,),
+            seed=3,
+            logprobs=2,
+            response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "null"}}},
+        ),
         use_audio_in_video=True,
         want_rows=True,
     )
@@ -57,12 +67,13 @@ def test_a_thinker_request_starts_from_the_checkpoints_sampling() -> None:
 def test_thinker_events_that_are_ready_together_leave_in_one_response() -> None:
     events = [
         ThinkerEvent(prompt_token_ids=ids(1, 2, 3)),
-        ThinkerEvent(token_ids=ids(4), text="a"),
-        ThinkerEvent(token_ids=ids(5, 6), text="b"),
+        ThinkerEvent(token_ids=ids(4), text="a", logprobs=({"token": "a"},)),
+        ThinkerEvent(token_ids=ids(5, 6), text="b", logprobs=({"token": "“"}, {"token": "b"})),
         ThinkerEvent(finish_reason="length"),
     ]
     responses = [thinker_wire.read_event(arrays(t)) for t in thinker_wire.event_tensors(events)]
-    together = ThinkerEvent(token_ids=ids(4, 5, 6), text="ab", finish_reason="length")
+    logprobs = ({"token": "a"}, {"token": "“"}, {"token": "b"})
+    together = ThinkerEvent(token_ids=ids(4, 5, 6), text="ab", finish_reason="length", logprobs=logprobs)
     assert len(responses) == 2 and same(responses[0], events[0]) and same(responses[1], together)
     assert thinker_wire.event_tensors([]) == []
 

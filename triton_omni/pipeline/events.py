@@ -21,7 +21,8 @@ class OmniEvent:
     """One response of omni_bls: ``text`` delta, ``audio`` int16 [samples] at 24 kHz, and ``info``, its EVENT.
 
     ``info`` is ``{"type": "start", …}`` in the first event and ``{"type": "end", …}`` in the last. In plain deltas it
-    is empty, but for text deltas of requests with ``continuous_usage``: ``{"usage": {"text_tokens": so far}}``.
+    is empty, but for text deltas of requests with ``continuous_usage``: ``{"usage": {"text_tokens": so far}}``, and of
+    requests with ``thinker.logprobs``: ``{"logprobs": [one TokenLogprob per new token]}``.
     """
 
     text: str = ""

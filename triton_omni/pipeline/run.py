@@ -18,6 +18,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -38,8 +39,10 @@ from triton_omni.pipeline.stages import (
     ThinkerStage,
 )
 from triton_omni.pipeline.workers import Workers
+from triton_omni.sampling import ThinkerSampling
 
 logger = logging.getLogger(__name__)
+_SAMPLING_FIELDS = frozenset(field.name for field in dataclasses.fields(ThinkerSampling))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -152,7 +155,7 @@ class RequestRun:
             if self._want_rows and not self._speaking:
                 self._cancel_thinker()  # nobody will fetch the rows of an empty answer
         except Exception as error:
-            self._stage_failed("thinker", error)
+            self._stage_failed("thinker", _as_sent(error))
         finally:
             with self._state:
                 self._reading = False
@@ -169,14 +172,22 @@ class RequestRun:
         self._progress.thinker_finish = event.finish_reason
         if event.text:
             self._progress.add_text()
-            counted = {"usage": {"text_tokens": self._progress.text_tokens}} if self._continuous_usage else {}
-            self._send(OmniEvent(text=event.text, info=counted))
+        if event.text or event.logprobs:
+            self._send(OmniEvent(text=event.text, info=self._delta_info(event)))
         if not self._speech or self._over:
             return
         self._talker.add(event.token_ids, finished)
         if not self._speaking and self._progress.text_tokens and (finished or self._async_chunk):
             self._speaking = True
             self._spawn(self._roles.speech, self._speak)
+
+    def _delta_info(self, event: ThinkerEvent) -> dict[str, Any]:
+        info: dict[str, Any] = {}
+        if self._continuous_usage:
+            info["usage"] = {"text_tokens": self._progress.text_tokens}
+        if event.logprobs:
+            info["logprobs"] = event.logprobs
+        return info
 
     def _cancel_thinker(self) -> None:
         with self._quietly("cancel the thinker"):
@@ -313,3 +324,10 @@ def _blamed_on(stage: str) -> Iterator[None]:
     except Exception as error:
         logger.exception("the %s failed", stage)
         raise StageError(stage, f"{type(error).__name__}: {error}") from error
+
+
+def _as_sent(error: Exception) -> Exception:
+    """The thinker names its sampling's fields bare; in a request to the pipeline they stand under ``thinker``."""
+    if isinstance(error, InvalidRequestError) and str(error.field).partition(".")[0] in _SAMPLING_FIELDS:
+        return type(error)(f"thinker.{error.field}", error.message)
+    return error

@@ -21,6 +21,9 @@ Int32: TypeAlias = npt.NDArray[np.int32]
 Int16: TypeAlias = npt.NDArray[np.int16]
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled"]
 
+TokenLogprob: TypeAlias = Mapping[str, Any]
+"""OpenAI's: {"token": text, "bytes": [its UTF-8], "logprob", "top_logprobs": [the same three of each alternative]}."""
+
 NO_IDS: Int32 = np.empty(0, np.int32)
 
 
@@ -43,12 +46,14 @@ class ThinkerRequest:
 class ThinkerEvent:
     """First event: ``prompt_token_ids`` int32 [P], expanded (media pads repeated). Later ones: new ``token_ids``
     int32 [k] (EOS and stop ids left out) and the ``text`` that became certain; the last has ``finish_reason``.
+    ``logprobs``: one entry for each of ``token_ids`` when the sampling asks for them, else none.
     """
 
     prompt_token_ids: Int32 | None = None
     token_ids: Int32 = dataclasses.field(default_factory=lambda: NO_IDS)
     text: str = ""
     finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 op        request                                       responses
 generate  REQUEST {op, request_id, messages, sampling,  PROMPT_TOKEN_IDS once, then TOKEN_IDS, TEXT and at the end
-          use_audio_in_video, want_rows}, MEDIA         FINISH_REASON
+          use_audio_in_video, want_rows}, MEDIA         FINISH_REASON; LOGPROBS where they are asked for
 rows      REQUEST {op, request_id}                      PROMPT_POSITIONS, ROWS, ROWS_DTYPE
 cancel    REQUEST {op, request_id}                      (none)
 """
@@ -34,7 +34,7 @@ from triton_omni.triton.tensors import (
 )
 
 Op = Literal["generate", "rows", "cancel"]
-GENERATE_OUTPUTS = ("PROMPT_TOKEN_IDS", "TOKEN_IDS", "TEXT", "FINISH_REASON")
+GENERATE_OUTPUTS = ("PROMPT_TOKEN_IDS", "TOKEN_IDS", "TEXT", "FINISH_REASON", "LOGPROBS")
 ROWS_OUTPUTS = ("PROMPT_POSITIONS", "ROWS", "ROWS_DTYPE")
 _OPS = ("generate", "rows", "cancel")
 _KEYS = ("op", "request_id", "messages", "sampling", "use_audio_in_video", "want_rows")
@@ -97,21 +97,32 @@ def event_tensors(events: Sequence[ThinkerEvent]) -> list[list[Any]]:
     ]
     answers = [e for e in events if e.prompt_token_ids is None or e.token_ids.size or e.text or e.finish_reason]
     if answers:
-        responses.append(
-            [
-                array_tensor("TOKEN_IDS", np.concatenate([e.token_ids for e in answers]).astype(np.int32, copy=False)),
-                string_tensor("TEXT", "".join(e.text for e in answers)),
-                string_tensor("FINISH_REASON", answers[-1].finish_reason or ""),
-            ]
-        )
+        responses.append(_answer_tensors(answers))
     return responses
+
+
+def _answer_tensors(answers: Sequence[ThinkerEvent]) -> list[Any]:
+    tensors = [
+        array_tensor("TOKEN_IDS", np.concatenate([e.token_ids for e in answers]).astype(np.int32, copy=False)),
+        string_tensor("TEXT", "".join(e.text for e in answers)),
+        string_tensor("FINISH_REASON", answers[-1].finish_reason or ""),
+    ]
+    if logprobs := [entry for e in answers for entry in e.logprobs]:
+        tensors.append(string_tensor("LOGPROBS", json.dumps(logprobs, separators=(",", ":"))))
+    return tensors
 
 
 def read_event(outputs: Arrays) -> ThinkerEvent:
     """One response of ``generate``."""
     prompt = read_ids(outputs, "PROMPT_TOKEN_IDS") if "PROMPT_TOKEN_IDS" in outputs else None
     reason = cast(FinishReason, read_string(outputs, "FINISH_REASON"))
-    return ThinkerEvent(prompt, read_ids(outputs, "TOKEN_IDS"), read_string(outputs, "TEXT"), reason or None)
+    return ThinkerEvent(
+        prompt_token_ids=prompt,
+        token_ids=read_ids(outputs, "TOKEN_IDS"),
+        text=read_string(outputs, "TEXT"),
+        finish_reason=reason or None,
+        logprobs=tuple(json.loads(read_string(outputs, "LOGPROBS", "[]"))),
+    )
 
 
 def rows_tensors(rows: PromptRows) -> list[Any]:

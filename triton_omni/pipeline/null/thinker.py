@@ -5,12 +5,20 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from typing import Any
 
 import numpy as np
 
 from triton_omni.errors import InvalidRequestError, NotFoundError, OmniError, RequestTimeoutError, StageError
 from triton_omni.pipeline.null.checks import at_least
-from triton_omni.pipeline.stages import FinishReason, PromptRows, ThinkerEvent, ThinkerRequest, ThinkerSink
+from triton_omni.pipeline.stages import (
+    FinishReason,
+    PromptRows,
+    ThinkerEvent,
+    ThinkerRequest,
+    ThinkerSink,
+    TokenLogprob,
+)
 from triton_omni.pipeline.timers import Timer, Timers
 
 
@@ -38,7 +46,9 @@ class _Answer:
 
 
 class NullThinker:
-    """ThinkerEngine: ids 1000, 1001, … with the texts "w0 ", "w1 ", …, ended by ``max_tokens`` if that is less."""
+    """ThinkerEngine: ids 1000, 1001, … with the texts "w0 ", "w1 ", …, ended by ``max_tokens`` if that is less. Each
+    has the log probability -1; the alternatives are it, "x1 ", "x2 ", … with -1, -2, -3, ….
+    """
 
     def __init__(self, config: NullThinkerConfig | None = None) -> None:
         self._config = config or NullThinkerConfig()
@@ -59,6 +69,8 @@ class NullThinker:
                 refusal = StageError("thinker", "the engine is closed")
             elif request.request_id in self._answers:
                 refusal = InvalidRequestError("request_id", f"{request.request_id!r} is already open")
+            elif (request.sampling.response_format or {}).get("type", "text") != "text":
+                refusal = InvalidRequestError("response_format.type", "must be 'text': the null engine has one answer")
             else:
                 self._answers[request.request_id] = answer
         if refusal is not None:
@@ -120,6 +132,7 @@ class NullThinker:
             token_ids=np.arange(1000 + first, 1000 + answer.sent, dtype=np.int32),
             text="".join(f"w{i} " for i in range(first, answer.sent)),
             finish_reason=finish,
+            logprobs=_logprobs(first, answer.sent, answer.request.sampling.logprobs),
         )
         if finish is not None:
             self._end(request_id, event)
@@ -145,3 +158,15 @@ class NullThinker:
             if answer.timer is not None:
                 answer.timer.cancel()
             answer.sink(last)
+
+
+def _logprobs(first: int, end: int, alternatives: int | None) -> tuple[TokenLogprob, ...]:
+    if alternatives is None:
+        return ()
+    others = [_logprob(f"x{i} ", -1.0 - i) for i in range(1, alternatives)]
+    own = [_logprob(f"w{i} ", -1.0) for i in range(first, end)]
+    return tuple(entry | {"top_logprobs": [entry, *others] if alternatives else []} for entry in own)
+
+
+def _logprob(token: str, logprob: float) -> dict[str, Any]:
+    return {"token": token, "bytes": list(token.encode()), "logprob": logprob}
