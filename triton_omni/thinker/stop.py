@@ -20,7 +20,7 @@ class StopStrings:
         found = [at for at in map(text.find, self._stop) if at >= 0]
         if found:
             return text[: min(found)], True
-        keep = max(_overlap(text, stop) for stop in self._stop)
+        keep = max(overlap(text, stop) for stop in self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
 
@@ -30,7 +30,7 @@ class StopStrings:
         return text
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of ``text`` that begins ``stop``."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if stop.startswith(text[-n:])), 0)
