@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from triton_omni.serve.processes import STUB, check_ports_free, child_pids
-from triton_omni.serve.tritonserver import SHARED_MEMORY, free_ports
+from triton_omni.serve.reaper import SHARED_MEMORY
+from triton_omni.serve.tritonserver import free_ports
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -210,10 +211,11 @@ def test_a_killed_supervisor_takes_its_children_with_it(checkpoint: Path, tmp_pa
     with serving(checkpoint, tmp_path) as served:
         wait_for_stubs(served)
         processes = served.processes()
+        blocks = shared_memory(processes)
         served.process.kill()
         served.process.wait()
-        deadline = time.monotonic() + LOAD_TIMEOUT_S  # tritonserver ends when its models are loaded, not before
+        deadline = time.monotonic() + LOAD_TIMEOUT_S  # tritonserver may end when its models are loaded, not before
         for pid in processes:
             with contextlib.suppress(ProcessLookupError):
                 assert select.select([os.pidfd_open(pid)], [], [], deadline - time.monotonic())[0], processes[pid]
-        assert_nothing_left(served, processes, shared_memory(processes))
+        assert_nothing_left(served, processes, blocks)

@@ -9,7 +9,6 @@ import contextlib
 import logging
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,6 +25,7 @@ from typing import Self
 
 from triton_omni.errors import ConfigError
 from triton_omni.model_config import CHECKPOINT_VARIABLE
+from triton_omni.serve import reaper
 from triton_omni.serve.installation import Installation, Interpreter
 from triton_omni.serve.processes import WITH_PARENT, LoadingStubs
 
@@ -39,7 +39,6 @@ BACKEND_CONFIG: Mapping[str, int] = {
     "shm-growth-byte-size": 4 << 20,  # growing is slow: a few large steps instead of many of 1 MiB
     "stub-timeout-seconds": 600,  # a loaded machine starts its stubs slowly
 }
-SHARED_MEMORY = Path("/dev/shm")
 ERROR_LINES = 40
 EXIT_TIMEOUT_S = 5  # a client's open gRPC stream or an open sequence keeps the server for so long
 _LOADING = re.compile(r"] \"?loading: (?P<model>[^:\"\s]+)")
@@ -86,8 +85,8 @@ class TritonServer:
         self._environment = dict(environment or {})
         self._python = python or Path(sys.executable)
         self.shm_prefix = f"triton_omni_{uuid.uuid4().hex[:12]}_"
-        self._scratch: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._reaper: subprocess.Popen[bytes] | None = None
 
     @property
     def http_url(self) -> str:
@@ -123,10 +122,10 @@ class TritonServer:
         if self.checkpoint is not None and not (self.checkpoint / "config.json").exists():
             raise ConfigError(f"{self.checkpoint} holds no config.json: not a checkpoint", field="checkpoint")
         installation, python = Installation.find(), Interpreter.of(self._python)
-        self._scratch = Path(tempfile.mkdtemp(prefix="triton_omni_"))
+        scratch = Path(tempfile.mkdtemp(prefix="triton_omni_"))
         command = [*WITH_PARENT, str(installation.binary), *self._server_arguments()]
-        command += installation.backend_directory(self._scratch / "backends", python)
-        base = {**os.environ, "TMPDIR": str(self._scratch), **self._environment}  # what a killed model leaves goes, too
+        command += installation.backend_directory(scratch / "backends", python)
+        base = {**os.environ, "TMPDIR": str(scratch), **self._environment}  # what a killed model leaves goes, too
         env = installation.environment(base, python)
         if self.checkpoint is not None:
             env[CHECKPOINT_VARIABLE] = str(self.checkpoint.resolve())
@@ -136,6 +135,13 @@ class TritonServer:
             self._process = subprocess.Popen(
                 command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
+        self._reaper = subprocess.Popen(
+            [sys.executable, "-I", "-S", reaper.__file__, str(self._process.pid), self.shm_prefix, str(scratch)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         logger.info("tritonserver %d: %s", self._process.pid, installation.binary)
 
     def _server_arguments(self) -> list[str]:
@@ -212,7 +218,7 @@ class TritonServer:
         return lines[-ERROR_LINES:]
 
     def stop(self, timeout_s: float = EXIT_TIMEOUT_S + 3) -> None:
-        """End the server: SIGINT, after ``timeout_s`` SIGKILL to it and its stubs; its shared memory is removed."""
+        """End the server: SIGINT, after ``timeout_s`` SIGKILL. Then its stubs, shared memory and files are gone."""
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -221,14 +227,11 @@ class TritonServer:
                 process.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 logger.warning("tritonserver %d did not stop within %g s: killed", process.pid, timeout_s)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+                process.kill()
             process.wait()
-        for region in SHARED_MEMORY.glob(f"{self.shm_prefix}*"):
-            region.unlink(missing_ok=True)
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-            self._scratch = None
+        if self._reaper is not None:
+            self._reaper.wait()
+            self._reaper = None
 
     def __enter__(self) -> Self:
         self.start()
