@@ -161,7 +161,7 @@ def test_a_taken_port_ends_a_second_server_before_anything_starts(
     assert f"port {served.ports[0]} on 127.0.0.1 cannot be taken" in done.stderr
     assert "--port" in done.stderr
     assert not (tmp_path / "logs").exists()
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 60
 
 
 def test_ctrl_c_leaves_nothing_behind(served: Served) -> None:
