@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from reprlib import repr as short
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from triton_omni.errors import InvalidRequestError
 from triton_omni.options import unknown_key_message
 from triton_omni.response_format import check_schema
 
 TOOL_KEYS = ("tools", "tool_choice", "parallel_tool_calls")
+ToolCallDelta: TypeAlias = Mapping[str, Any]
+"""OpenAI's ``delta.tool_calls`` entry: {"index", "id", "type", "function": {"name", "arguments"}} begins a call, and
+{"index", "function": {"arguments"}} is a further piece of its arguments."""
+
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _CHOICES = '"auto", "none", "required" or {"type": "function", "function": {"name": …}}'
 
@@ -79,6 +83,19 @@ def _check_names(tools: Any) -> list[str]:
             raise InvalidRequestError(f"tools[{i}].function.name", f"must be given once, got {name!r} twice")
         names.append(name)
     return names
+
+
+def joined(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCallDelta, ...]:
+    """The same calls in as few deltas as can be, one per call."""
+    whole: list[ToolCallDelta] = []
+    for delta in deltas:
+        if whole and whole[-1]["index"] == delta["index"]:
+            function = whole[-1]["function"]
+            arguments = function["arguments"] + delta["function"]["arguments"]
+            whole[-1] = {**whole[-1], "function": {**function, "arguments": arguments}}
+        else:
+            whole.append(delta)
+    return tuple(whole)
 
 
 def _check_tool(tool: Any, where: str) -> str:

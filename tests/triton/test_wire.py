@@ -12,6 +12,7 @@ from triton_omni.errors import InvalidRequestError
 from triton_omni.pipeline.events import OmniEvent
 from triton_omni.pipeline.stages import CodesChunk, CodesEvent, PromptRows, TalkerStart, ThinkerEvent, ThinkerRequest
 from triton_omni.sampling import TalkerSampling, ThinkerSampling
+from triton_omni.tools import ToolUse
 from triton_omni.triton import code2wav_wire, omni_wire, talker_wire, thinker_wire
 from triton_omni.triton.tensors import arrays, read_string
 
@@ -76,6 +77,46 @@ def test_thinker_events_that_are_ready_together_leave_in_one_response() -> None:
     together = ThinkerEvent(token_ids=ids(4, 5, 6), text="ab", finish_reason="length", logprobs=logprobs)
     assert len(responses) == 2 and same(responses[0], events[0]) and same(responses[1], together)
     assert thinker_wire.event_tensors([]) == []
+
+
+def test_tools_and_calls() -> None:
+    tool = {"type": "function", "function": {"name": "f", "description": "é"}}
+    said = {"role": "assistant", "content": "", "tool_calls": [call("a", "f", '{"x": 1}')]}
+    result = {"role": "tool", "content": "“1”", "tool_call_id": "a"}
+    for use in (
+        ToolUse((tool,)),
+        ToolUse((tool,), parallel=False),
+        ToolUse((tool,), "required"),
+        ToolUse((tool,), "named", "f"),
+    ):
+        request = ThinkerRequest("one", ({"role": "user", "content": "x"}, said, result), tools=use)
+        assert same(
+            thinker_wire.read_call(arrays(thinker_wire.generate_tensors(request)), ThinkerSampling()).generate, request
+        )
+
+
+def test_calls_that_are_ready_together_leave_in_one_response() -> None:
+    more = {"index": 0, "function": {"arguments": '"é"}'}}
+    events = [
+        ThinkerEvent(token_ids=ids(1), text="a"),
+        ThinkerEvent(call_token_ids=ids(5, 6), tool_calls=({"index": 0, **call("c", "f", '{"x": ')},)),
+        ThinkerEvent(call_token_ids=ids(7), tool_calls=(more,), finish_reason="stop"),
+    ]
+    (tensors,) = thinker_wire.event_tensors(events)
+    assert same(
+        thinker_wire.read_event(arrays(tensors)),
+        ThinkerEvent(
+            token_ids=ids(1),
+            text="a",
+            finish_reason="stop",
+            call_token_ids=ids(5, 6, 7),
+            tool_calls=({"index": 0, **call("c", "f", '{"x": "é"}')},),
+        ),
+    )
+
+
+def call(call_id: str, name: str, arguments: str) -> dict[str, object]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def test_rows() -> None:

@@ -22,7 +22,8 @@ class OmniEvent:
 
     ``info`` is ``{"type": "start", …}`` in the first event and ``{"type": "end", …}`` in the last. In plain deltas it
     is empty, but for text deltas of requests with ``continuous_usage``: ``{"usage": {"text_tokens": so far}}``, and of
-    requests with ``thinker.logprobs``: ``{"logprobs": [one TokenLogprob per new token]}``.
+    requests with ``thinker.logprobs``: ``{"logprobs": [one TokenLogprob per new token]}``. What is new of tool calls
+    is in ``{"tool_calls": [ToolCallDelta]}``, beside text or alone.
     """
 
     text: str = ""

@@ -14,11 +14,13 @@ from triton_omni.options import from_mapping, unknown_key_message
 from triton_omni.pipeline.chunk_policy import DEFAULT_CHUNK_FRAMES, ChunkPlan
 from triton_omni.pipeline.messages import check_messages
 from triton_omni.sampling import TalkerSampling, ThinkerSampling
+from triton_omni.tools import TOOL_KEYS, ToolUse, check_tools
 
 MODALITIES = ("text", "audio")
 MAX_REQUEST_ID_LENGTH = 128
 _KEYS = (
     "messages",
+    *TOOL_KEYS,
     "modalities",
     "speaker",
     "thinker",
@@ -47,6 +49,7 @@ class OmniRequest:
     chunk_plan: ChunkPlan
     async_chunk: bool
     use_audio_in_video: bool
+    tools: ToolUse | None = None
     continuous_usage: bool = False
     client_request_id: str = ""
 
@@ -96,6 +99,7 @@ class RequestParser:
             async_chunk=_flag(values, "async_chunk", self._async_chunk),
             use_audio_in_video=_flag(values, "use_audio_in_video", False),
             continuous_usage=_flag(values, "continuous_usage", False),
+            tools=check_tools(values),
             client_request_id=_request_id(values.get("request_id", "")),
         )
 

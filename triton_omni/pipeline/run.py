@@ -86,6 +86,7 @@ class RequestRun:
             messages=request.messages,
             media=request.media,
             sampling=request.thinker,
+            tools=request.tools,
             use_audio_in_video=request.use_audio_in_video,
             want_rows=self._want_rows,
         )
@@ -168,16 +169,16 @@ class RequestRun:
             if self._over:  # the cancel may have been faster than the request
                 self._cancel_thinker()
         finished = event.finish_reason is not None
-        self._progress.text_tokens += event.token_ids.size
+        self._progress.add_tokens(event)
         self._progress.thinker_finish = event.finish_reason
         if event.text:
             self._progress.add_text()
-        if event.text or event.logprobs:
+        if event.text or event.tool_calls or event.logprobs:
             self._send(OmniEvent(text=event.text, info=self._delta_info(event)))
         if not self._speech or self._over:
             return
         self._talker.add(event.token_ids, finished)
-        if not self._speaking and self._progress.text_tokens and (finished or self._async_chunk):
+        if not self._speaking and self._progress.spoken_tokens and (finished or self._async_chunk):
             self._speaking = True
             self._spawn(self._roles.speech, self._speak)
 
@@ -185,6 +186,8 @@ class RequestRun:
         info: dict[str, Any] = {}
         if self._continuous_usage:
             info["usage"] = {"text_tokens": self._progress.text_tokens}
+        if event.tool_calls:
+            info["tool_calls"] = event.tool_calls
         if event.logprobs:
             info["logprobs"] = event.logprobs
         return info

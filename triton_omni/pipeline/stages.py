@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from triton_omni.errors import OmniError
 from triton_omni.sampling import TalkerSampling, ThinkerSampling
+from triton_omni.tools import ToolCallDelta, ToolUse
 
 Int32: TypeAlias = npt.NDArray[np.int32]
 Int16: TypeAlias = npt.NDArray[np.int16]
@@ -30,7 +31,8 @@ NO_IDS: Int32 = np.empty(0, np.int32)
 @dataclasses.dataclass(frozen=True, slots=True)
 class ThinkerRequest:
     """One chat request. ``messages``: [{"role", "content": str | [part]}] with parts {"type": "text", "text"} or
-    {"type": "audio" | "image" | "video", "media": index into ``media``}; ``media``: the files' bytes.
+    {"type": "audio" | "image" | "video", "media": index into ``media``}; ``media``: the files' bytes; messages with
+    calls and their results as ``check_messages`` gives them. ``tools``: what the model may call, if anything.
     ``want_rows``: the caller will fetch ``rows()`` (media prompt with speech).
     """
 
@@ -38,6 +40,7 @@ class ThinkerRequest:
     messages: Sequence[Mapping[str, Any]]
     media: Sequence[bytes] = ()
     sampling: ThinkerSampling = dataclasses.field(default_factory=ThinkerSampling)
+    tools: ToolUse | None = None
     use_audio_in_video: bool = False
     want_rows: bool = False
 
@@ -46,7 +49,9 @@ class ThinkerRequest:
 class ThinkerEvent:
     """First event: ``prompt_token_ids`` int32 [P], expanded (media pads repeated). Later ones: new ``token_ids``
     int32 [k] (EOS and stop ids left out) and the ``text`` that became certain; the last has ``finish_reason``.
-    ``logprobs``: one entry for each of ``token_ids`` when the sampling asks for them, else none.
+    What belongs to tool calls is apart from what is said: their ids are ``call_token_ids`` int32 [c], their news
+    ``tool_calls``. ``logprobs``: one entry for each of both kinds of ids, in the answer's order, when the sampling asks
+    for them, else none.
     """
 
     prompt_token_ids: Int32 | None = None
@@ -54,6 +59,8 @@ class ThinkerEvent:
     text: str = ""
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    call_token_ids: Int32 = dataclasses.field(default_factory=lambda: NO_IDS)
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -15,18 +15,15 @@ import dataclasses
 import json
 import re
 import uuid
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable
 
 from triton_omni.thinker.stop import overlap
+from triton_omni.tools import ToolCallDelta
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\\x00-\x1f]+)"\s*,\s*"arguments"\s*:\s*(?=\{)')
 _BRACE = re.compile(r"\s*\}")
 _TAG = re.compile(f"{BEGIN}|{END}")
-
-ToolCallDelta: TypeAlias = Mapping[str, Any]
-"""OpenAI's ``delta.tool_calls`` entry."""
 
 
 def new_call_id() -> str:

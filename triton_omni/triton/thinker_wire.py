@@ -2,7 +2,8 @@
 
 op        request                                       responses
 generate  REQUEST {op, request_id, messages, sampling,  PROMPT_TOKEN_IDS once, then TOKEN_IDS, TEXT and at the end
-          use_audio_in_video, want_rows}, MEDIA         FINISH_REASON; LOGPROBS where they are asked for
+          tools, tool_choice, parallel_tool_calls,      FINISH_REASON; LOGPROBS where they are asked for;
+          use_audio_in_video, want_rows}, MEDIA         CALL_TOKEN_IDS and TOOL_CALLS where there are calls
 rows      REQUEST {op, request_id}                      PROMPT_POSITIONS, ROWS, ROWS_DTYPE
 cancel    REQUEST {op, request_id}                      (none)
 """
@@ -20,8 +21,9 @@ import numpy as np
 from triton_omni.errors import InvalidRequestError
 from triton_omni.options import from_mapping
 from triton_omni.pipeline.messages import check_messages
-from triton_omni.pipeline.stages import FinishReason, PromptRows, ThinkerEvent, ThinkerRequest
+from triton_omni.pipeline.stages import FinishReason, Int32, PromptRows, ThinkerEvent, ThinkerRequest
 from triton_omni.sampling import ThinkerSampling
+from triton_omni.tools import TOOL_KEYS, check_tools, joined
 from triton_omni.triton.tensors import (
     Arrays,
     array_tensor,
@@ -34,10 +36,18 @@ from triton_omni.triton.tensors import (
 )
 
 Op = Literal["generate", "rows", "cancel"]
-GENERATE_OUTPUTS = ("PROMPT_TOKEN_IDS", "TOKEN_IDS", "TEXT", "FINISH_REASON", "LOGPROBS")
+GENERATE_OUTPUTS = (
+    "PROMPT_TOKEN_IDS",
+    "TOKEN_IDS",
+    "TEXT",
+    "FINISH_REASON",
+    "LOGPROBS",
+    "CALL_TOKEN_IDS",
+    "TOOL_CALLS",
+)
 ROWS_OUTPUTS = ("PROMPT_POSITIONS", "ROWS", "ROWS_DTYPE")
 _OPS = ("generate", "rows", "cancel")
-_KEYS = ("op", "request_id", "messages", "sampling", "use_audio_in_video", "want_rows")
+_KEYS = ("op", "request_id", "messages", "sampling", *TOOL_KEYS, "use_audio_in_video", "want_rows")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,6 +69,8 @@ def generate_tensors(request: ThinkerRequest) -> list[Any]:
         "use_audio_in_video": request.use_audio_in_video,
         "want_rows": request.want_rows,
     }
+    if request.tools is not None:
+        content |= request.tools.to_wire()
     tensors = [string_tensor("REQUEST", json.dumps(content, ensure_ascii=False))]
     return [*tensors, string_tensor("MEDIA", *request.media)] if request.media else tensors
 
@@ -84,6 +96,7 @@ def read_call(inputs: Arrays, defaults: ThinkerSampling) -> ThinkerCall:
         messages=check_messages(content.get("messages", []), media),
         media=media,
         sampling=from_mapping(ThinkerSampling, read_object(content, "sampling"), where="sampling.", base=defaults),
+        tools=check_tools(content),
         use_audio_in_video=_flag(content, "use_audio_in_video"),
         want_rows=_flag(content, "want_rows"),
     )
@@ -103,13 +116,22 @@ def event_tensors(events: Sequence[ThinkerEvent]) -> list[list[Any]]:
 
 def _answer_tensors(answers: Sequence[ThinkerEvent]) -> list[Any]:
     tensors = [
-        array_tensor("TOKEN_IDS", np.concatenate([e.token_ids for e in answers]).astype(np.int32, copy=False)),
+        array_tensor("TOKEN_IDS", _ids([e.token_ids for e in answers])),
         string_tensor("TEXT", "".join(e.text for e in answers)),
         string_tensor("FINISH_REASON", answers[-1].finish_reason or ""),
     ]
     if logprobs := [entry for e in answers for entry in e.logprobs]:
         tensors.append(string_tensor("LOGPROBS", json.dumps(logprobs, separators=(",", ":"))))
+    call_token_ids = _ids([e.call_token_ids for e in answers])
+    if call_token_ids.size:
+        tensors.append(array_tensor("CALL_TOKEN_IDS", call_token_ids))
+    if calls := joined(delta for e in answers for delta in e.tool_calls):
+        tensors.append(string_tensor("TOOL_CALLS", json.dumps(calls, ensure_ascii=False, separators=(",", ":"))))
     return tensors
+
+
+def _ids(parts: Sequence[Int32]) -> Int32:
+    return np.concatenate(parts).astype(np.int32, copy=False)
 
 
 def read_event(outputs: Arrays) -> ThinkerEvent:
@@ -122,6 +144,8 @@ def read_event(outputs: Arrays) -> ThinkerEvent:
         text=read_string(outputs, "TEXT"),
         finish_reason=reason or None,
         logprobs=tuple(json.loads(read_string(outputs, "LOGPROBS", "[]"))),
+        call_token_ids=read_ids(outputs, "CALL_TOKEN_IDS"),
+        tool_calls=tuple(json.loads(read_string(outputs, "TOOL_CALLS", "[]"))),
     )
 
 

@@ -20,6 +20,7 @@ from triton_omni.pipeline.stages import (
     TokenLogprob,
 )
 from triton_omni.pipeline.timers import Timer, Timers
+from triton_omni.tools import ToolCallDelta, ToolUse
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class _Answer:
     request: ThinkerRequest
     sink: ThinkerSink
     tokens: int
+    text_tokens: int
+    calls: list[ToolCallDelta]  # one per id behind the text's
     first_s: float
     sent: int = 0
     timer: Timer | None = None
@@ -47,7 +50,8 @@ class _Answer:
 
 class NullThinker:
     """ThinkerEngine: ids 1000, 1001, … with the texts "w0 ", "w1 ", …, ended by ``max_tokens`` if that is less. Each
-    has the log probability -1; the alternatives are it, "x1 ", "x2 ", … with -1, -2, -3, ….
+    has the log probability -1; the alternatives are it, "x1 ", "x2 ", … with -1, -2, -3, …. Of the tools that may be
+    called each is, behind the text or, where a call is asked for, instead of it; a call has three ids.
     """
 
     def __init__(self, config: NullThinkerConfig | None = None) -> None:
@@ -60,9 +64,12 @@ class NullThinker:
 
     def submit(self, request: ThinkerRequest, sink: ThinkerSink) -> None:
         """Start an answer. Errors go to the sink."""
-        limit = request.sampling.max_tokens
-        tokens = self._config.answer_tokens if limit is None else min(limit, self._config.answer_tokens)
-        answer = _Answer(request, sink, tokens, time.monotonic() + self._config.prefill_ms / 1e3)
+        text_tokens = self._config.answer_tokens if request.tools is None or request.tools.choice == "auto" else 0
+        calls = _calls(request.tools) if request.tools is not None else []
+        tokens, limit = text_tokens + len(calls), request.sampling.max_tokens
+        tokens = tokens if limit is None else min(limit, tokens)
+        first_s = time.monotonic() + self._config.prefill_ms / 1e3
+        answer = _Answer(request, sink, tokens, text_tokens, calls, first_s)
         with self._changed:
             refusal: OmniError | None = None
             if self._closed:
@@ -127,12 +134,15 @@ class NullThinker:
             self._make_rows(request_id)
         finish: FinishReason | None = None
         if answer.sent == answer.tokens:
-            finish = "length" if answer.tokens < self._config.answer_tokens else "stop"
+            finish = "length" if answer.tokens < answer.text_tokens + len(answer.calls) else "stop"
+        said, silent = min(answer.sent, answer.text_tokens), max(first, answer.text_tokens)
         event = ThinkerEvent(
-            token_ids=np.arange(1000 + first, 1000 + answer.sent, dtype=np.int32),
-            text="".join(f"w{i} " for i in range(first, answer.sent)),
+            token_ids=np.arange(1000 + first, 1000 + said, dtype=np.int32),
+            text="".join(f"w{i} " for i in range(first, said)),
             finish_reason=finish,
             logprobs=_logprobs(first, answer.sent, answer.request.sampling.logprobs),
+            call_token_ids=np.arange(1000 + silent, 1000 + answer.sent, dtype=np.int32),
+            tool_calls=tuple(answer.calls[silent - answer.text_tokens : max(answer.sent - answer.text_tokens, 0)]),
         )
         if finish is not None:
             self._end(request_id, event)
@@ -158,6 +168,16 @@ class NullThinker:
             if answer.timer is not None:
                 answer.timer.cancel()
             answer.sink(last)
+
+
+def _calls(tools: ToolUse) -> list[ToolCallDelta]:
+    names = [tools.function] if tools.choice == "named" else [tool["function"]["name"] for tool in tools.tools]
+    deltas: list[ToolCallDelta] = []
+    for index, name in enumerate(names if tools.parallel else names[:1]):
+        begin = {"name": name, "arguments": ""}
+        deltas.append({"index": index, "id": f"call_{index}", "type": "function", "function": begin})
+        deltas += [{"index": index, "function": {"arguments": piece}} for piece in ('{"n": ', f"{index}}}")]
+    return deltas
 
 
 def _logprobs(first: int, end: int, alternatives: int | None) -> tuple[TokenLogprob, ...]:
