@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from pathlib import Path
 
@@ -99,6 +100,46 @@ def test_the_checkpoint_is_the_parameters_or_the_environments(
     assert instance().checkpoint().path == checkpoint
 
 
+@pytest.mark.parametrize(
+    ("name", "seen", "expected"),
+    [
+        ("thinker_0_0", None, "0,1"),
+        ("thinker_1_0", None, "2"),
+        ("thinker_0_0", "4,7,5", "4,7"),
+        ("thinker_1_0", "4,7,GPU-5", "GPU-5"),
+    ],
+)
+def test_a_replica_sees_its_devices_alone(
+    monkeypatch: pytest.MonkeyPatch, name: str, seen: str | None, expected: str
+) -> None:
+    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"):
+        monkeypatch.setenv(variable, "")  # so that it is put back
+        monkeypatch.delenv(variable)
+    if seen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    made = Instance.from_args(_arguments(name, visible_devices="0,1;2"))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
+    assert made.parameters == {"engine": "auto"}
+
+
+def test_a_replica_without_devices_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(ConfigError, match="'0,1;2' has nothing for replica 2") as raised:
+        Instance.from_args(_arguments("thinker_2_0", visible_devices="0,1;2"))
+    assert raised.value.field == "thinker: parameter visible_devices"
+
+
+def _arguments(name: str, **parameters: str) -> dict[str, str]:
+    values = {key: {"string_value": value} for key, value in {"engine": "auto", **parameters}.items()}
+    return {
+        "model_config": json.dumps({"parameters": values}),
+        "model_name": "thinker",
+        "model_instance_name": name,
+        "model_instance_kind": "MODEL",
+        "model_instance_device_id": "0",
+    }
+
+
 def test_an_empty_list_and_a_lone_value() -> None:
     assert typed_value("frames", "25", tuple[int, ...]) == [25]
     with pytest.raises(InvalidRequestError):
@@ -107,7 +148,7 @@ def test_an_empty_list_and_a_lone_value() -> None:
 
 def _known(model: str) -> set[str]:
     if model == "omni_bls":
-        from triton_omni.triton.bls import BlsConfig
+        from triton_omni.triton.bls_config import BlsConfig
 
         classes = [BlsConfig, PipelineConfig]
     else:
@@ -117,7 +158,7 @@ def _known(model: str) -> set[str]:
 
         classes = [{"thinker": ThinkerConfig, "talker": TalkerConfig, "code2wav": Code2WavConfig}[model]]
     fields = {field.name for cls in classes for field in dataclasses.fields(cls)}
-    return fields | {"checkpoint"} | ({"engine"} if model != "omni_bls" else set())
+    return fields | {"checkpoint"} | ({"engine", "visible_devices"} if model != "omni_bls" else set())
 
 
 @pytest.mark.parametrize("model", ["thinker", "talker", "code2wav", "omni_bls"])
@@ -136,7 +177,8 @@ def test_render_changes_parameters_and_counts_and_links_the_code(tmp_path: Path)
     assert talker.parameters["max_sessions"].string_value == "4"
     assert talker.parameters["engine"].string_value == "auto"
     assert talker.sequence_batching.oldest.max_candidate_sequences == 1024
-    assert omni_bls.instance_group[0].count == 3
+    assert [group.count for group in omni_bls.instance_group] == [1, 1, 1]
+    assert len({group.host_policy for group in omni_bls.instance_group}) == 3, "each can be taken out alone"
     code = target / "talker" / "1" / "model.py"
     assert code.resolve() == REPOSITORY / "talker" / "1" / "model.py"
 

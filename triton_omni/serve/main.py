@@ -15,6 +15,7 @@ import json
 import logging
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -25,9 +26,11 @@ from openai_frontend.command_line import parse_settings
 from openai_frontend.settings import Settings
 from triton_omni.errors import ConfigError
 from triton_omni.model_config import ModelConfig
+from triton_omni.serve.deployment import Deployment
 from triton_omni.serve.examples import curl_example, python_example
 from triton_omni.serve.frontend import FrontendProcess, tail
 from triton_omni.serve.processes import Watched, check_ports_free, model_stubs, wait_first_exit
+from triton_omni.serve.profile import names as profile_names
 from triton_omni.serve.signals import StopRequested, StopSignals
 from triton_omni.serve.tritonserver import TritonServer
 
@@ -50,6 +53,9 @@ class Options:
     http_port: int
     metrics_port: int
     model_repository: Path
+    profile: str | None
+    overrides: tuple[str, ...]
+    dry_run: bool
     log_directory: Path
     ready_timeout_s: float
     drain_s: float
@@ -89,11 +95,15 @@ def parse_options(arguments: Sequence[str]) -> Options:
     add("--grpc-port", type=_port, help="Triton's gRPC port; none: --port plus 1")
     add("--http-port", type=_port, help="Triton's HTTP port; none: --port plus 2")
     add("--metrics-port", type=_port, help="Triton's metrics port; none: --port plus 3")
-    add("--model-repository", type=Path, default=ROOT / "model_repository", help="what Triton loads")
-    add("--log-directory", type=Path, default=ROOT / ".cache" / "logs", help="where the logs go")
+    add("--profile", help=f"a layout: {', '.join(profile_names())}, or a file; none: by the devices that are there")
+    add("--set", action="append", dest="overrides", default=[], metavar="STAGE.KEY=VALUE", help="changes the profile")
+    add("--dry-run", action="store_true", help="say what would be loaded, and end")
+    add("--model-repository", type=Path, default=ROOT / "model_repository", help="what the profile is applied to")
+    add("--log-directory", type=Path, default=ROOT / ".cache" / "logs", help="where logs and applied profile go")
     add("--ready-timeout-s", type=_positive, default=1800.0, help="how long loading may take")
     add("--drain-s", type=_positive, default=5.0, help="how long open requests may go on after a stop")
     values = vars(parser.parse_args(arguments[:cut]))
+    values["overrides"] = tuple(values["overrides"])
     for offset, name in enumerate(("grpc_port", "http_port", "metrics_port"), start=1):
         if values[name] is None:
             values[name] = values["port"] + offset
@@ -115,6 +125,10 @@ def _positive(text: str) -> float:
 
 def serve(options: Options, signals: StopSignals) -> None:
     """Run until a stop signal (StopRequested) or until a part ends by itself (ConfigError with its last log lines)."""
+    deployment = Deployment.choose(options.profile, options.overrides, demo=options.checkpoint is None)
+    if options.dry_run:
+        _describe(options, deployment)
+        return
     check_ports_free(
         [
             ("--port", options.host, options.port),
@@ -125,7 +139,9 @@ def serve(options: Options, signals: StopSignals) -> None:
     )
     checkpoint = options.checkpoint or _demo_checkpoint(signals)
     config = ModelConfig.load(checkpoint)
-    with _tritonserver(options, checkpoint) as server:
+    deployment.check_memory(checkpoint)
+    repository = deployment.render(options.model_repository, options.log_directory / f"repository-{options.port}")
+    with _tritonserver(options, repository, checkpoint) as server:
         logger.info("loading %s; log: %s", checkpoint, server.log_path)
         started = time.monotonic()
         with signals.interruptible():
@@ -149,9 +165,18 @@ def serve(options: Options, signals: StopSignals) -> None:
             raise ConfigError(f"{ended.name} (process {ended.pid}) ended by itself\n{tail(log_path)}")
 
 
-def _tritonserver(options: Options, checkpoint: Path) -> TritonServer:
+def _describe(options: Options, deployment: Deployment) -> None:
+    """On standard output, for a --dry-run."""
+    if options.checkpoint is not None:
+        deployment.check_memory(options.checkpoint)
+    with tempfile.TemporaryDirectory(prefix="triton_omni_") as target:
+        repository = deployment.render(options.model_repository, Path(target))
+        sys.stdout.write(deployment.describe(repository) + "\n")
+
+
+def _tritonserver(options: Options, repository: Path, checkpoint: Path) -> TritonServer:
     return TritonServer(
-        options.model_repository,
+        repository,
         checkpoint=checkpoint,
         address=options.triton_host,
         http_port=options.http_port,
@@ -231,18 +256,19 @@ def _announce(options: Options, model: str, voice: str | None, *, demo: bool) ->
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code: 0 after a stop signal, 1 when something failed, 2 for a wrong command line."""
+    """Exit code: 0 after a stop signal or a dry run, 1 when something failed, 2 for a wrong command line."""
     options = parse_options(sys.argv[1:] if arguments is None else arguments)
     options.frontend_settings()  # what is wrong with them is told now, not when the models have loaded
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     with StopSignals() as signals:
         try:
             serve(options, signals)
+            return 0
         except StopRequested:
             logger.info("stopped")
             return 0
         except ConfigError as error:
-            logger.error("error: %s", error)
+            logger.error("error: %s%s", f"{error.field}: " if error.field else "", error)
     return 1
 
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,10 @@ U = TypeVar("U")
 
 NULL_ENGINE = "null"
 NULL_PREFIX = "null_"
+DEVICES = "visible_devices"
+"""The parameter with the accelerators that each replica sees: ``0,1;2,3`` are those of a first and a second one."""
 _TRITON_OWN = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
+_VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,14 +39,20 @@ class Instance:
 
     @classmethod
     def from_args(cls, args: Mapping[str, str]) -> Instance:
-        """From what Triton hands to ``initialize``."""
+        """From what Triton hands to ``initialize``. Carries out the parameter ``visible_devices``, so it comes before
+        anything that looks for devices.
+        """
         declared = json.loads(args["model_config"]).get("parameters", {})
+        parameters = {key: value["string_value"] for key, value in declared.items() if key not in _TRITON_OWN}
+        model, name = args["model_name"], args["model_instance_name"]
+        if DEVICES in parameters:
+            _show_devices(model, name, parameters.pop(DEVICES))
         return cls(
-            model=args["model_name"],
-            name=args["model_instance_name"],
+            model=model,
+            name=name,
             kind=args["model_instance_kind"],
             device_id=int(args["model_instance_device_id"]),
-            parameters={key: value["string_value"] for key, value in declared.items() if key not in _TRITON_OWN},
+            parameters=parameters,
         )
 
     @property
@@ -93,6 +103,20 @@ class Instance:
             return options.from_mapping(cls, typed)
         except InvalidRequestError as error:
             raise ConfigError(error.message, field=f"{self.model}: parameter {error.field}") from None
+
+
+def _show_devices(model: str, name: str, devices: str) -> None:
+    """``name``: of the instance, as Triton makes it from that of its group: MODEL_NUMBER_0."""
+    replicas = devices.split(";")
+    match = re.search(r"_(\d+)_\d+$", name)
+    number = int(match[1]) if match else 0
+    if number >= len(replicas):
+        raise ConfigError(f"{devices!r} has nothing for replica {number}", field=f"{model}: parameter {DEVICES}")
+    for variable in _VISIBLE_DEVICES:
+        seen = os.environ.get(variable, "").split(",")
+        wanted = replicas[number].split(",")
+        # Numbers count among what is visible already.
+        os.environ[variable] = ",".join(seen[int(d)] if seen != [""] and int(d) < len(seen) else d for d in wanted)
 
 
 @contextlib.contextmanager
