@@ -32,7 +32,8 @@ from triton_omni.errors import (
 )
 
 MODEL = "omni_bls"
-STAGES = ("thinker", "talker", "code2wav")
+THINKER = "thinker"
+STAGES = (THINKER, "talker", "code2wav")
 READY_TIMEOUT_S = 2.0
 # How long Triton may take to close a stream whose end event is here; the answer is complete either way.
 CLOSE_TIMEOUT_S = 5.0
@@ -112,8 +113,8 @@ class TritonEngine:
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
 
-    def _stream(self, inputs: Sequence[Any]) -> _Reader:
-        return _Reader(self._client().stream_infer(_once({"model_name": MODEL, "inputs": list(inputs)})))
+    def _stream(self, inputs: Sequence[Any], model: str = MODEL) -> _Reader:
+        return _Reader(self._client().stream_infer(_once({"model_name": model, "inputs": list(inputs)})))
 
     async def _leave(self, reader: _Reader, key: str) -> None:
         """Read a stream to its end, and take its request back if that is not answered yet."""
@@ -161,7 +162,27 @@ class TritonEngine:
             ready = await asyncio.gather(*checks)
         except InferenceServerException:
             return [f"tritonserver at {self._url}"]
-        return [name for name, is_ready in zip(names, ready, strict=True) if not is_ready]
+        waiting = [name for name, is_ready in zip(names, ready, strict=True) if not is_ready]
+        if THINKER not in waiting and not await self._thinker_answers():
+            waiting.append(THINKER)
+        return waiting
+
+    async def _thinker_answers(self) -> bool:
+        """Asked because a tritonserver before 26.04 calls a model ready whose process is gone, and this one ends its
+        process when its engine has lost its own. Taking back what never was costs it nothing.
+        """
+        nobody = orjson.dumps({"op": "cancel", "request_id": uuid.uuid4().hex})
+        reader = self._stream([_strings("REQUEST", [nobody])], THINKER)
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                while (item := await reader.next()) is not None:
+                    if item[1] is not None:
+                        return False
+            return True
+        except (TimeoutError, grpc.RpcError):
+            return False
+        finally:
+            reader.cancel()
 
     async def close(self) -> None:
         await asyncio.gather(*self._leaving)

@@ -51,10 +51,16 @@ class Omni(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.cancelled_streams = 0
         self.open = {}
         self.not_ready = ()
+        self.thinker_error = ""
 
     async def ModelStreamInfer(self, requests, context):
         request = await anext(requests)
         inputs = {tensor.name: raw[4:] for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)}
+        if request.model_name == "thinker":
+            assert json.loads(inputs["REQUEST"])["op"] == "cancel"
+            if self.thinker_error:
+                yield service_pb2.ModelStreamInferResponse(error_message=self.thinker_error)
+            return
         key = inputs["CANCEL_KEY"]
         if not inputs["REQUEST"]:
             self.taken_back.append(key)
@@ -209,6 +215,8 @@ async def test_readiness():
         assert await engine.waiting_for() == []
         omni.not_ready = ("talker",)
         assert await engine.waiting_for() == ["talker"]
+        omni.thinker_error = "Stub process 'thinker_0_0' is not healthy."
+        assert await engine.waiting_for() == ["talker", "thinker"], "Triton calls it ready"
     engine = TritonEngine("127.0.0.1:1", stall_timeout_s=1)
     assert await engine.waiting_for() == ["tritonserver at 127.0.0.1:1"]
     with pytest.raises(UnavailableError):
