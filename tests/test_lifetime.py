@@ -1,9 +1,13 @@
-"""A process that is to end with another one does."""
+"""A process that is to end with another one does, and who waits for an end is told."""
 
 from __future__ import annotations
 
+import os
+import queue
 import subprocess
 import sys
+
+from triton_omni.lifetime import when_gone
 
 SLEEPER = "import time; time.sleep(60)"
 FOLLOWER = "import sys, time; from triton_omni.lifetime import end_with; end_with(int(sys.argv[1])); time.sleep(60)"
@@ -21,3 +25,16 @@ def test_ends_at_once_when_the_other_is_gone() -> None:
     other = subprocess.Popen([sys.executable, "-c", ""])
     other.wait()
     assert subprocess.Popen([sys.executable, "-c", FOLLOWER, str(other.pid)]).wait(10) == 1
+
+
+def test_an_end_is_told_once_whether_it_is_to_come_or_has_been() -> None:
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+    other = subprocess.Popen([sys.executable, "-c", SLEEPER])
+    when_gone(other.pid, lambda: told.put("while it ran"))
+    assert told.empty()
+    other.kill()
+    assert told.get(timeout=30) == "while it ran"
+    other.wait()
+    when_gone(other.pid, lambda: told.put(f"from {os.getpid()}"))
+    assert told.get(timeout=30) == f"from {os.getpid()}"
+    assert told.empty()
