@@ -1,0 +1,1 @@
+"""How fast the talker is: what scripts/bench_talker.py measures."""
