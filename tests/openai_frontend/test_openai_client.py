@@ -178,7 +178,7 @@ async def test_leaving_frees_every_stage(
                 pass
 
         listening = asyncio.ensure_future(listen())
-        await asyncio.to_thread(eventually, lambda: not gauges(tight_server)["code2wav", "sessions"], 10)
+        await asyncio.to_thread(eventually, lambda: not gauges(tight_server)["code2wav", "running"], 10)
         assert gauges(tight_server)["talker", "running"] == 1
         listening.cancel()
         await asyncio.to_thread(eventually, lambda: open_sessions(tight_server), 2)

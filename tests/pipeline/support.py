@@ -145,7 +145,7 @@ class House:
 
     def is_empty(self) -> bool:
         gauges = [engine.stats() for engine in self.engines] + [self.pipeline.stats()]
-        names = ("running", "waiting", "sessions", "unfetched_rows")
+        names = ("running", "waiting", "unfetched_rows")
         return not any(gauge.get(name) for gauge in gauges for name in names)
 
     def wait_empty(self, timeout_s: float) -> None:

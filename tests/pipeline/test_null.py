@@ -116,7 +116,7 @@ def test_code2wav_has_the_real_decoder_s_lengths_and_errors() -> None:
     waves = [wave_of(engine, CodesChunk("a", codes[:n], start=i == 0)) for i, n in enumerate((1, 3, 0, 2))]
     assert [wave.size for wave in waves] == [1920 - 555, 3 * 1920, 0, 2 * 1920]
     assert wave_of(engine, CodesChunk("a", codes[:0], end=True)).size == 0
-    assert engine.stats() == {"sessions": 0}
+    assert engine.stats() == {"running": 0}
     whole = wave_of(engine, CodesChunk("b", np.zeros((6, 16), np.int32), start=True, end=True))
     assert np.array_equal(np.concatenate(waves), whole)
     assert np.abs(whole).max() > 1000

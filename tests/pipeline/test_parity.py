@@ -153,4 +153,4 @@ def test_eight_at_once_equal_each_alone(omni: LocalOmni, checkpoint: Path, backw
         assert other.info["usage"] == one.info["usage"]
         assert_same_sound(other.pcm, one.pcm)
     stats = omni.stats()
-    assert stats["thinker"]["running"] == stats["talker"]["running"] == stats["code2wav"]["sessions"] == 0
+    assert stats["thinker"]["running"] == stats["talker"]["running"] == stats["code2wav"]["running"] == 0

@@ -92,19 +92,19 @@ def generate_stream(server: TritonServer, model: str, **inputs: Any) -> list[dic
 
 
 def gauges(server: TritonServer) -> dict[tuple[str, str], float]:
-    """omni_sessions and omni_requests_total, summed over instances, by (model, state or outcome)."""
+    """The models' metrics, summed over instances, by (model, state, outcome or kind of message)."""
     with urllib.request.urlopen(server.metrics_url, timeout=10) as answer:
         text = answer.read().decode()
     values: dict[tuple[str, str], float] = defaultdict(float)
     for labels, value in re.findall(r"^omni_\w+\{(.*)\} (\S+)$", text, re.MULTILINE):
         pairs = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-        values[pairs["model"], pairs.get("state") or pairs["outcome"]] += float(value)
+        values[pairs["model"], next(pairs[k] for k in ("state", "outcome", "kind") if k in pairs)] += float(value)
     return values
 
 
 def open_sessions(server: TritonServer) -> dict[str, float]:
     """By model, what is not idle."""
-    busy = {"running", "waiting", "sessions", "unfetched_rows"}
+    busy = {"running", "waiting", "unfetched_rows"}
     return {f"{m} {state}": n for (m, state), n in gauges(server).items() if state in busy and n}
 
 

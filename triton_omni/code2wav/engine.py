@@ -86,11 +86,11 @@ class StreamingEngine:
         return np.concatenate(waves)
 
     def stats(self) -> dict[str, int]:
-        """sessions: live; slots_free; sessions_expired: dropped for want of chunks since the start."""
+        """running: live sessions; slots_free; sessions_expired: dropped for want of chunks since the start."""
         with self._lock:
             self._expire()
             return {
-                "sessions": len(self._sessions),
+                "running": len(self._sessions),
                 "slots_free": len(self._free),
                 "sessions_expired": self._expired,
             }

@@ -117,6 +117,7 @@ class Responder:
 
     def __init__(self, name: str, *, poll_s: float) -> None:
         self._poll_s = poll_s
+        self._requests = self._responses = 0
         self._ready: queue.SimpleQueue[ResponseStream[Any] | None] = queue.SimpleQueue()
         self._wakeups = WakeupWriter()
         self._asked: collections.deque[tuple[float, Any]] = collections.deque()
@@ -137,8 +138,13 @@ class Responder:
         """
         wakeup = json.loads(request.parameters() or "{}").get(PARAMETER)
         stream = ResponseStream(self, request.get_response_sender(), encode, is_last, on_cancel, wakeup)
+        self._requests += 1  # requests are opened by the one thread that runs execute()
         self._opened.put(stream)
         return stream
+
+    def messages(self) -> dict[str, int]:
+        """How many ``request`` and ``response`` messages there have been; a FINAL without tensors is a response."""
+        return {"request": self._requests, "response": self._responses}
 
     def wake(self, stream: ResponseStream[Any]) -> None:
         """``stream`` has something to send."""
@@ -213,10 +219,12 @@ class Responder:
 
     def _send(self, stream: ResponseStream[Any], responses: Sequence[Any], final: bool) -> None:
         for response in responses[:-1] if final else responses:
+            self._responses += 1
             stream.sender.send(response)
             self._wake(stream, Record.RESPONSE)
         if final:
             stream.ended = True  # before the call: whatever it raises, nothing may follow
+            self._responses += 1
             stream.sender.send(*responses[-1:], flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
             self._wake(stream, Record.LAST_RESPONSE)
 

@@ -43,7 +43,7 @@ class TritonPythonModel:
         instance = Instance.from_args(args)
         self._engine = _engine(instance)
         self._responder = Responder(instance.name, poll_s=CANCEL_POLL_S)
-        self._metrics = StatsMetrics(instance, self._engine.stats)
+        self._metrics = StatsMetrics(instance, self._engine.stats, self._responder.messages)
 
     def execute(self, requests: list[Any]) -> None:
         streams: list[ResponseStream[Any]] = []

@@ -49,7 +49,7 @@ class TritonPythonModel:
             pipeline,
         )
         self._responder = Responder(instance.name, poll_s=CANCEL_POLL_S)
-        self._metrics = StatsMetrics(instance, self._pipeline.stats)
+        self._metrics = StatsMetrics(instance, self._pipeline.stats, self._responder.messages)
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:

@@ -43,7 +43,7 @@ class TritonPythonModel:
         self._opened = CodesEvent(np.empty((0, model.code_groups), np.int32))
         self._engine = _engine(instance)
         self._responder = Responder(instance.name, poll_s=CANCEL_POLL_S)
-        self._metrics = StatsMetrics(instance, self._engine.stats)
+        self._metrics = StatsMetrics(instance, self._engine.stats, self._responder.messages)
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:

@@ -42,7 +42,7 @@ class TritonPythonModel:
         self._engine = _engine(instance)
         self._rows = Workers("rows", ROWS_THREADS)  # rows() waits for the prefill
         self._responder = Responder(instance.name, poll_s=CANCEL_POLL_S)
-        self._metrics = StatsMetrics(instance, self._engine.stats)
+        self._metrics = StatsMetrics(instance, self._engine.stats, self._responder.messages)
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:

@@ -36,6 +36,7 @@ class NullCode2Wav:
         self._config = config or NullCode2WavConfig()
         self._lock = threading.Lock()
         self._frames: dict[str, int] = {}
+        self._wave = np.empty(0, np.int16)
         self._closed = False
 
     def decode(self, chunks: Sequence[CodesChunk]) -> list[Int16 | OmniError]:
@@ -44,9 +45,9 @@ class NullCode2Wav:
             return [self._decode(chunk) for chunk in chunks]
 
     def stats(self) -> dict[str, int]:
-        """``sessions`` that are open."""
+        """``running``: sessions that are open."""
         with self._lock:
-            return {"sessions": len(self._frames)}
+            return {"running": len(self._frames)}
 
     def close(self) -> None:
         """Forget all sessions; later chunks are refused."""
@@ -71,5 +72,10 @@ class NullCode2Wav:
         if chunk.end:
             del self._frames[chunk.session_id]
         first, end = (max(0, n * FRAME_SAMPLES - LOOK_AHEAD_SAMPLES) for n in (before, after))
-        phase = np.arange(first, end) * (self._config.tone_hz / SAMPLE_RATE_HZ) % 1.0
+        if end > self._wave.size:
+            self._wave = self._tone(2 * end)
+        return self._wave[first:end]
+
+    def _tone(self, samples: int) -> Int16:
+        phase = np.arange(samples) * (self._config.tone_hz / SAMPLE_RATE_HZ) % 1.0
         return ((phase - 0.5) * 2 * AMPLITUDE * bool(self._config.tone_hz)).astype(np.int16)
