@@ -5,12 +5,13 @@ Samples come in as int16 little-endian bytes, 24 kHz mono. A new format is one m
 
 from __future__ import annotations
 
-import binascii
 import dataclasses
 import struct
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
+
+import pybase64
 
 from openai_frontend.encoders import CODECS, CompressedEncoder, compressed_file
 from triton_omni.model_config import SAMPLE_RATE_HZ
@@ -93,7 +94,7 @@ FORMATS: dict[str, AudioFormat] = {
 
 
 def base64_text(data: bytes) -> str:
-    return binascii.b2a_base64(data, newline=False).decode("ascii")
+    return pybase64.b64encode_as_string(data)  # ten times as fast as the standard library's
 
 
 class AudioStream:

@@ -47,7 +47,7 @@ class Context:
             raise NotFoundError("model", f"The model {name!r} does not exist; this server has {served!r}")
 
 
-def get_context(request: Request) -> Context:
+async def get_context(request: Request) -> Context:  # not async, and FastAPI would send it to a thread
     context: Context = request.app.state.context
     return context
 

@@ -6,6 +6,7 @@ line; their metrics come together in files of a directory that goes with this pr
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -36,7 +37,9 @@ def worker_app() -> FastAPI:
 
 def _app(settings: Settings) -> FastAPI:
     engine = TritonEngine(settings.triton_url, stall_timeout_s=settings.stall_timeout_s)
-    return create_app(settings, engine)
+    app = create_app(settings, engine)
+    gc.freeze()  # what lives as long as the process need not be looked through again and again
+    return app
 
 
 def _log(settings: Settings) -> None:

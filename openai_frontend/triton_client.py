@@ -1,8 +1,9 @@
 """The engine behind HTTP: omni_bls in a tritonserver, over gRPC streams.
 
-Each request has a stream of its own; all share one channel. The asyncio client cannot ask Triton for empty final
-responses: an answer ends with its end event. A request whose client leaves is taken back by its CANCEL_KEY and its
-stream read to the end: cancelling streams has crashed tritonserver, so that is only done when nothing else helps.
+Each request has a stream of its own; all share one channel. The messages are protobuf's own, without tritonclient's
+wrappers: this path is taken some thousand times a second. No empty final responses are asked for: an answer ends with
+its end event. A request whose client leaves is taken back by its CANCEL_KEY and its stream read to the end: cancelling
+streams has crashed tritonserver, so that is only done when nothing else helps.
 """
 
 from __future__ import annotations
@@ -14,11 +15,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import grpc
-import numpy as np
 import orjson
-from tritonclient.grpc import InferInput
-from tritonclient.grpc.aio import InferenceServerClient
-from tritonclient.utils import InferenceServerException
+from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelReadyRequest
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from openai_frontend.engine import Delta
 from openai_frontend.errors import UnavailableError
@@ -42,6 +41,7 @@ LEAVE_TIMEOUT_S = 5.0
 # Pieces that wait for a slow client before Triton is kept waiting too.
 WAITING_PIECES = 64
 _LENGTH_PREFIX_BYTES = 4  # before each element of a BYTES tensor
+_ANY_SIZE = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
 
 class _Reader:
@@ -57,16 +57,22 @@ class _Reader:
 
     async def _run(self) -> None:
         try:
-            async for item in self._stream:
-                await self._items.put(item)
+            while (response := await self._stream.read()) is not grpc.aio.EOF:
+                await self._items.put(response)
         except grpc.RpcError as failure:
             await self._items.put(failure)
         else:
             await self._items.put(None)
 
-    async def next(self) -> tuple[Any, Any] | None:
-        """A result and an error, one of them None; None when Triton has closed the stream. Raises grpc.RpcError."""
-        item: tuple[Any, Any] | grpc.RpcError | None = await self._items.get()
+    async def next(self, limit_s: float | None = None) -> Any:
+        """A ModelStreamInferResponse; None when Triton has closed the stream. Raises grpc.RpcError, and TimeoutError
+        when nothing comes within ``limit_s``.
+        """
+        if self._items.empty():  # else there is nothing to wait for, and no timer is set
+            async with asyncio.timeout(limit_s):
+                item = await self._items.get()
+        else:
+            item = self._items.get_nowait()
         if item is None or isinstance(item, grpc.RpcError):
             self.answered = True
         if isinstance(item, grpc.RpcError):
@@ -92,15 +98,13 @@ class TritonEngine:
         self._url = url
         self._stall_timeout_s = stall_timeout_s
         self._leave_timeout_s = leave_timeout_s
-        self._connected: Any = None
+        self._connected: tuple[Any, Any] | None = None  # channel and stub
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def generate(self, request: Mapping[str, Any], media: Sequence[bytes]) -> AsyncGenerator[Delta, None]:
         key = uuid.uuid4().hex
-        inputs = [_strings("REQUEST", [orjson.dumps(request)]), _strings("CANCEL_KEY", [key.encode()])]
-        if media:
-            inputs.append(_strings("MEDIA", media))
-        reader = self._stream(inputs)
+        inputs = {"REQUEST": [orjson.dumps(request)], "CANCEL_KEY": [key.encode()]}
+        reader = self._stream(inputs | ({"MEDIA": media} if media else {}))
         try:
             ended = False
             while (piece := await self._next(reader, ended)) is not None:
@@ -113,14 +117,14 @@ class TritonEngine:
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
 
-    def _stream(self, inputs: Sequence[Any], model: str = MODEL) -> _Reader:
-        return _Reader(self._client().stream_infer(_once({"model_name": model, "inputs": list(inputs)})))
+    def _stream(self, inputs: Mapping[str, Sequence[bytes]], model: str = MODEL) -> _Reader:
+        return _Reader(self._stub().ModelStreamInfer(_once(_request(model, inputs))))
 
     async def _leave(self, reader: _Reader, key: str) -> None:
         """Read a stream to its end, and take its request back if that is not answered yet."""
         readers = [reader]
         if not reader.answered:
-            readers.append(self._stream([_strings("REQUEST", [b""]), _strings("CANCEL_KEY", [key.encode()])]))
+            readers.append(self._stream({"REQUEST": [b""], "CANCEL_KEY": [key.encode()]}))
         try:
             with contextlib.suppress(TimeoutError, grpc.RpcError):
                 async with asyncio.timeout(self._leave_timeout_s):
@@ -133,19 +137,17 @@ class TritonEngine:
         """The next piece; None when Triton has closed the stream."""
         limit_s = CLOSE_TIMEOUT_S if ended else self._stall_timeout_s
         try:
-            async with asyncio.timeout(limit_s):
-                item = await reader.next()
+            response = await reader.next(limit_s)
         except (TimeoutError, grpc.RpcError) as failure:
             if ended:
                 return None
             raise self._translated(failure, limit_s) from failure
-        if item is None:
+        if response is None:
             return None
-        result, error = item
-        if error is not None:
+        if response.error_message:
             reader.answered = True
-            raise _from_triton(error.message())
-        return _delta(result.get_response())
+            raise _from_triton(response.error_message)
+        return _delta(response.infer_response)
 
     def _translated(self, failure: TimeoutError | grpc.RpcError, limit_s: float) -> OmniError:
         if isinstance(failure, TimeoutError):
@@ -157,12 +159,12 @@ class TritonEngine:
     async def waiting_for(self) -> list[str]:
         names = (MODEL, *STAGES)
         try:
-            client = self._client()
-            checks = (client.is_model_ready(name, client_timeout=READY_TIMEOUT_S) for name in names)
-            ready = await asyncio.gather(*checks)
-        except InferenceServerException:
+            stub = self._stub()
+            checks = (stub.ModelReady(ModelReadyRequest(name=name), timeout=READY_TIMEOUT_S) for name in names)
+            answers = await asyncio.gather(*checks)
+        except grpc.RpcError:
             return [f"tritonserver at {self._url}"]
-        waiting = [name for name, is_ready in zip(names, ready, strict=True) if not is_ready]
+        waiting = [name for name, answer in zip(names, answers, strict=True) if not answer.ready]
         if THINKER not in waiting and not await self._thinker_answers():
             waiting.append(THINKER)
         return waiting
@@ -172,11 +174,11 @@ class TritonEngine:
         process when its engine has lost its own. Taking back what never was costs it nothing.
         """
         nobody = orjson.dumps({"op": "cancel", "request_id": uuid.uuid4().hex})
-        reader = self._stream([_strings("REQUEST", [nobody])], THINKER)
+        reader = self._stream({"REQUEST": [nobody]}, THINKER)
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
-                while (item := await reader.next()) is not None:
-                    if item[1] is not None:
+                while (response := await reader.next()) is not None:
+                    if response.error_message:
                         return False
             return True
         except (TimeoutError, grpc.RpcError):
@@ -187,23 +189,28 @@ class TritonEngine:
     async def close(self) -> None:
         await asyncio.gather(*self._leaving)
         if self._connected is not None:
-            await self._connected.close()
+            await self._connected[0].close()
 
-    def _client(self) -> Any:
+    def _stub(self) -> Any:
         """Made at the first call: a channel belongs to the event loop that runs then."""
         if self._connected is None:
-            self._connected = InferenceServerClient(self._url)
-        return self._connected
+            channel = grpc.aio.insecure_channel(self._url, options=_ANY_SIZE)
+            self._connected = (channel, GRPCInferenceServiceStub(channel))
+        return self._connected[1]
 
 
-async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def _once(request: Any) -> AsyncIterator[Any]:
     yield request
 
 
-def _strings(name: str, values: Sequence[bytes]) -> Any:
-    tensor = InferInput(name, [len(values)], "BYTES")
-    tensor.set_data_from_numpy(np.array(values, dtype=object))
-    return tensor
+def _request(model: str, inputs: Mapping[str, Sequence[bytes]]) -> Any:
+    """A ModelInferRequest with BYTES tensors."""
+    request = ModelInferRequest(model_name=model)
+    for name, values in inputs.items():
+        request.inputs.add(name=name, datatype="BYTES", shape=[len(values)])
+        elements = (len(value).to_bytes(_LENGTH_PREFIX_BYTES, "little") + value for value in values)
+        request.raw_input_contents.append(b"".join(elements))
+    return request
 
 
 def _delta(response: Any) -> Delta:

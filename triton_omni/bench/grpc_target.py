@@ -27,16 +27,17 @@ class GrpcTarget:
         self._url = url.removeprefix("grpc://")
         self._timeout_s = timeout_s
         self._wants = {"wants_text": wants_text, "wants_audio": wants_audio}
-        self._channel: Any = None
+        self._connected: tuple[Any, Any] | None = None  # channel and stub
 
     async def ask(self, body: Mapping[str, Any], late_s: float) -> Record:
         """One request from start to end; what goes wrong stands in the record."""
-        if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self._url, options=_OPTIONS)
+        if self._connected is None:
+            channel = grpc.aio.insecure_channel(self._url, options=_OPTIONS)
+            self._connected = (channel, GRPCInferenceServiceStub(channel))
         request = _request(body)
         answer = Recorder(time.monotonic(), late_s)
         try:
-            stream = GRPCInferenceServiceStub(self._channel).ModelStreamInfer(_once(request), timeout=self._timeout_s)
+            stream = self._connected[1].ModelStreamInfer(_once(request), timeout=self._timeout_s)
             async for response in stream:
                 take_response(response, time.monotonic() - answer.sent_s, answer)
         except grpc.RpcError as error:
@@ -44,8 +45,8 @@ class GrpcTarget:
         return answer.close(time.monotonic(), **self._wants)
 
     async def close(self) -> None:
-        if self._channel is not None:
-            await self._channel.close()
+        if self._connected is not None:
+            await self._connected[0].close()
 
 
 async def _once(request: Any) -> AsyncIterator[Any]:
