@@ -6,10 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
+from tests.oracle import Oracle
 from tests.thinker.support import Media, ask, mkv, png, request, wav
+from triton_omni.demo.chat_template import CHAT_TEMPLATE
 from triton_omni.errors import InvalidRequestError
 from triton_omni.pipeline.stages import ThinkerEngine
+from triton_omni.tools import ToolUse
 
 SILENT = wav(np.zeros(0))
 
@@ -83,3 +87,114 @@ def test_the_prompt_is_the_template_s(engine: ThinkerEngine, tokenizer: Any) -> 
     sink = ask(engine, request(None, messages=messages, max_tokens=1))
     plain = [m | {"content": m["content"] if isinstance(m["content"], str) else "ab"} for m in messages]
     assert sink.prompt == tokenizer.apply_chat_template(plain, add_generation_prompt=True, return_dict=False)
+
+
+CALL = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Graz é"}'}}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Tells the weather of a <city>.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+NOW = {"type": "function", "function": {"name": "now", "strict": None}}
+
+
+def test_tools_calls_and_results_are_the_template_s(engine: ThinkerEngine, oracle: Oracle, tokenizer: Any) -> None:
+    messages = [
+        *user(text("a")),
+        {"role": "assistant", "content": "Let me see.", "tool_calls": [CALL, {**CALL, "id": "b"}]},
+        {"role": "tool", "content": "rain", "tool_call_id": "a"},
+        {"role": "tool", "content": [text('{"sun": '), text("1}")], "tool_call_id": "b"},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "snow", "tool_call_id": "a"},
+        {"role": "user", "content": "And now?"},
+    ]
+    for tools in ([WEATHER, NOW], None):
+        use = ToolUse(tuple(tools)) if tools else None
+        sink = ask(engine, request(None, messages=messages, tools=use, max_tokens=1))
+        template = oracle.processor.apply_chat_template(
+            messages, tools=tools, tokenize=False, add_generation_prompt=True
+        )
+        assert sink.prompt == tokenizer.encode(template, add_special_tokens=False)
+
+
+def test_the_demo_s_template_has_the_published_form() -> None:
+    """Of https://qwen.readthedocs.io/en/latest/framework/function_call.html."""
+    calls = [CALL, {"function": {"name": "f", "arguments": {}}}]
+    messages = [
+        {"role": "system", "content": "be nice"},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "Let me see.", "tool_calls": calls},
+        {"role": "tool", "content": "rain"},
+        {"role": "tool", "content": "1"},
+    ]
+    (told,), _ = render_jinja_template(
+        [messages], tools=[WEATHER, NOW], chat_template=CHAT_TEMPLATE, add_generation_prompt=True
+    )
+    assert told == PUBLISHED_FORM
+
+
+PUBLISHED_FORM = """<|im_start|>system
+be nice
+
+# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{"type": "function", "function": {"name": "weather", "description": "Tells the weather of a <city>.", \
+"parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
+{"type": "function", "function": {"name": "now", "strict": null}}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call><|im_end|>
+<|im_start|>user
+a<|im_end|>
+<|im_start|>assistant
+Let me see.
+<tool_call>
+{"name": "weather", "arguments": {"city": "Graz é"}}
+</tool_call>
+<tool_call>
+{"name": "f", "arguments": {}}
+</tool_call><|im_end|>
+<|im_start|>user
+<tool_response>
+rain
+</tool_response>
+<tool_response>
+1
+</tool_response><|im_end|>
+<|im_start|>assistant
+"""
+
+
+@pytest.mark.parametrize(
+    ("messages", "tool", "field"),
+    [
+        ([{"role": "tool", "content": "<|audio_pad|>", "tool_call_id": "a"}], NOW, "messages[0].content"),
+        (
+            [{"role": "assistant", "content": "", "tool_calls": [{**CALL, "id": "<|image_pad|>"}]}],
+            NOW,
+            "messages[0].tool_calls[0]",
+        ),
+        (
+            [{"role": "user", "content": "x"}],
+            {"type": "function", "function": {"name": "f", "description": "<|video_pad|>"}},
+            "tools[0]",
+        ),
+    ],
+)
+def test_media_s_tokens_are_refused_wherever_they_stand(
+    engine: ThinkerEngine, messages: Any, tool: Any, field: str
+) -> None:
+    sink = ask(engine, request(None, messages=messages, tools=ToolUse((tool,))))
+    assert isinstance(sink.error, InvalidRequestError)
+    assert sink.error.field == field
+    assert "stands for media" in sink.error.message

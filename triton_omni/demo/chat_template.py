@@ -42,7 +42,10 @@ _MESSAGES = r"""
     {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
         {{- '<|im_start|>' + message.role + '\n' + content(message) + '<|im_end|>\n' }}
     {%- elif message.role == 'assistant' %}
-        {%- set text = content(message).split('</think>')[-1].lstrip('\n') %}
+        {%- set text = content(message) %}
+        {%- if '</think>' in text %}
+            {%- set text = text.split('</think>')[-1].lstrip('\n') %}
+        {%- endif %}
         {{- '<|im_start|>assistant\n' + text }}
         {%- for call in message.tool_calls or [] %}
             {%- set call = call.function or call %}

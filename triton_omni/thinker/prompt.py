@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,7 +25,7 @@ from triton_omni.pipeline.stages import Int32, ThinkerRequest
 from triton_omni.thinker import media
 from triton_omni.thinker.config import ThinkerConfig
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
 MEDIA_TYPES = ("audio", "image", "video")
 
 
@@ -92,16 +93,21 @@ class PromptBuilder:
         return self.encode(self.render(request))
 
     def render(self, request: ThinkerRequest) -> RenderedPrompt:
-        """Raises InvalidRequestError naming ``messages[i]…`` when messages or media are not as they should be."""
+        """Raises InvalidRequestError naming ``messages[i]…`` when messages or media are not as they should be, and
+        ``tools[i]`` when a tool cannot stand in the prompt.
+        """
         prompt = RenderedPrompt(audio_of_video=[] if request.use_audio_in_video else None)
         if not request.messages:
             raise InvalidRequestError("messages", "must hold at least one message")
         messages = [self._message(request, i, m, prompt) for i, m in enumerate(request.messages)]
+        tools = [dict(tool) for tool in request.tools.tools] if request.tools is not None else None
+        for i, tool in enumerate(tools or []):
+            self._plain(json.dumps(tool, ensure_ascii=False), f"tools[{i}]")
         if not prompt.videos:
             prompt.audio_of_video = None
         try:
             prompt.text = self._own_processor().apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
+                messages, tools=tools, tokenize=False, add_generation_prompt=True
             )
         except jinja2.TemplateError as error:
             raise InvalidRequestError("messages", f"are refused by the model's chat template: {error}") from None
@@ -142,12 +148,15 @@ class PromptBuilder:
         role, content = message.get("role"), message.get("content")
         if role not in ROLES:
             raise InvalidRequestError(f"{where}.role", f"must be one of {', '.join(ROLES)}; got {role!r}")
+        rendered = {key: message[key] for key in ("tool_calls", "tool_call_id") if key in message} | {"role": role}
+        for j, call in enumerate(message.get("tool_calls", ())):
+            self._plain(json.dumps(call, ensure_ascii=False), f"{where}.tool_calls[{j}]")
         if isinstance(content, str):
-            return {"role": role, "content": self._plain(content, f"{where}.content")}
+            return rendered | {"content": self._plain(content, f"{where}.content")}
         if not isinstance(content, Sequence):
             raise InvalidRequestError(f"{where}.content", f"must be a string or a list of parts, got {content!r}")
         parts = [self._part(request, f"{where}.content[{j}]", part, prompt) for j, part in enumerate(content)]
-        return {"role": role, "content": parts}
+        return rendered | {"content": parts}
 
     def _part(
         self, request: ThinkerRequest, where: str, part: Mapping[str, Any], prompt: RenderedPrompt
