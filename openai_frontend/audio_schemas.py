@@ -8,7 +8,8 @@ from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from openai_frontend.audio import FORMATS
-from openai_frontend.schemas import Int, Only, Strict, TalkerOptions, Text
+from openai_frontend.schemas import TalkerOptions
+from openai_frontend.strict import Int, Only, Strict, Text
 
 # OpenAI's name here for what its chat API calls pcm16.
 SPEECH_FORMATS = {"pcm": "pcm16"} | {name: name for name in FORMATS}

@@ -1,35 +1,27 @@
-"""omni_bls's pieces of an answer as OpenAI's chat completions, whole or streamed.
+"""omni_bls's pieces of an answer as OpenAI's chat completions; ``chunks.py`` has their streams.
 
 Where text and speech are both asked for, text is in ``content`` (as for text alone) and also in ``audio.transcript``
-(where OpenAI's audio models have it): ``content`` + ``audio.transcript`` of the joined deltas equal those of the whole
-answer. Without text among the modalities ``content`` is null and the transcript alone carries it.
-
-A stream is: a delta with the role; deltas of text and of audio as they come (the first with ``audio`` brings
-``audio.id``); with speech, one with ``audio.expires_at``; one with ``finish_reason``; on request one with ``usage`` and
-no choices; ``[DONE]``. Text fields of all deltas may be joined as they are, base64 included. A chunk's extra
-``modality`` tells text from audio without looking inside. Until ``expires_at`` a later request may name the answer by
-its ``audio.id``.
+(where OpenAI's audio models have it). Without text among the modalities ``content`` is null and the transcript alone
+carries it. Calls of tools are never spoken: an answer of nothing else has neither ``content`` nor ``audio``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import math
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
 import orjson
 
 from openai_frontend import errors
-from openai_frontend.audio import FORMATS, SAMPLE_BYTES, AudioStream, base64_text
+from openai_frontend.audio import FORMATS, base64_text
 from openai_frontend.engine import Delta
 from openai_frontend.events import event
 from triton_omni.errors import OmniError
-from triton_omni.model_config import CODEC_FRAMES_PER_SECOND, SAMPLE_RATE_HZ
 
 Reword = Callable[[OmniError], OmniError]
 
@@ -41,7 +33,9 @@ class Shape:
     """
 
     model: str
+    choices: int = 1
     wants_text: bool = True
+    wants_logprobs: bool = False
     audio_format: str | None = None
     include_usage: bool = False
     continuous_usage: bool = False
@@ -76,27 +70,82 @@ class Shape:
         }
 
 
+class ToolCalls:
+    """The calls of one answer, from their deltas."""
+
+    def __init__(self) -> None:
+        self.whole: list[dict[str, Any]] = []
+
+    def add(self, deltas: Sequence[Mapping[str, Any]]) -> None:
+        """The first delta of a call brings its id and its function's name; later ones more of the arguments."""
+        for delta in deltas:
+            function = delta["function"]
+            if delta["index"] == len(self.whole):
+                named = {"name": function["name"], "arguments": ""}
+                self.whole.append({"id": delta["id"], "type": "function", "function": named})
+            self.whole[delta["index"]]["function"]["arguments"] += function.get("arguments", "")
+
+
+class _Choice:
+    """One answer as it comes in."""
+
+    def __init__(self) -> None:
+        self.end: Mapping[str, Any] = {}
+        self._text: list[str] = []
+        self._pcm: list[bytes] = []
+        self._logprobs: list[Any] = []
+        self._calls = ToolCalls()
+
+    def take(self, piece: Delta) -> None:
+        self._text.append(piece.text)
+        self._pcm.append(piece.audio)
+        if piece.event:
+            self._logprobs += piece.event.get("logprobs", ())
+            self._calls.add(piece.event.get("tool_calls", ()))
+            self.end = piece.event
+
+    async def json(self, index: int, shape: Shape) -> dict[str, Any]:
+        said, pcm, calls = "".join(self._text), b"".join(self._pcm), self._calls.whole
+        only_calls = bool(calls) and not said
+        content = said if shape.wants_text and not only_calls else None
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if calls:
+            message["tool_calls"] = calls
+        if shape.audio_format is not None and not only_calls:
+            message["audio"] = {
+                "id": shape.audio_id,
+                "data": await _file(shape.audio_format, pcm),
+                "transcript": said,
+                "expires_at": shape.expires_at,
+            }
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": logprobs(self._logprobs) if shape.wants_logprobs else None,
+            "finish_reason": self.end["finish_reason"],
+        }
+
+
 async def whole(pieces: AsyncGenerator[Delta, None], shape: Shape) -> bytes:
     """The answer as one chat.completion, JSON."""
-    text: list[str] = []
-    pcm: list[bytes] = []
-    end: Mapping[str, Any] = {}
+    choices = [_Choice() for _ in range(shape.choices)]
     async with aclosing(pieces):
         async for piece in pieces:
-            text.append(piece.text)
-            pcm.append(piece.audio)
-            end = piece.event or end
-    said = "".join(text)
-    message: dict[str, Any] = {"role": "assistant", "content": said if shape.wants_text else None, "refusal": None}
-    if shape.audio_format is not None:
-        message["audio"] = {
-            "id": shape.audio_id,
-            "data": await _file(shape.audio_format, b"".join(pcm)),
-            "transcript": said,
-            "expires_at": shape.expires_at,
-        }
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": end["finish_reason"]}
-    return orjson.dumps(shape.envelope("chat.completion", choices=[choice], usage=shape.usage(end["usage"])))
+            choices[piece.choice].take(piece)
+    told = [await choice.json(index, shape) for index, choice in enumerate(choices)]
+    usage = shape.usage(total([choice.end["usage"] for choice in choices]))
+    return orjson.dumps(shape.envelope("chat.completion", choices=told, usage=usage))
+
+
+def logprobs(tokens: Sequence[Any]) -> dict[str, Any]:
+    return {"content": tokens, "refusal": None}
+
+
+def total(counts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The counts of all choices together; they share one prompt."""
+    if len(counts) == 1:
+        return counts[0]
+    return {**counts[0], **{name: sum(each[name] for each in counts) for name in ("text_tokens", "audio_frames")}}
 
 
 async def _file(audio_format: str, pcm: bytes) -> str:
@@ -130,71 +179,3 @@ async def server_sent_events(
         _, body = errors.describe(reword(error) if isinstance(error, OmniError) else error)
         yield event(body)
     yield b"data: [DONE]\n\n"
-
-
-class Chunks:
-    """OpenAI's."""
-
-    def __init__(self, shape: Shape) -> None:
-        self._shape = shape
-        self._audio = AudioStream(shape.audio_format) if shape.audio_format is not None else None
-        self._audio_id: dict[str, str] = {"id": shape.audio_id}  # empty once it has been told
-        self._counts = {"prompt_tokens": 0, "text_tokens": 0, "audio_frames": 0}
-        self._samples = 0
-
-    @property
-    def compresses(self) -> bool:
-        return self._audio is not None and self._audio.compressed
-
-    def opening(self) -> list[bytes]:
-        return [self._chunk({"role": "assistant", "content": "" if self._shape.wants_text else None, "refusal": None})]
-
-    def _chunk(self, delta: dict[str, Any], modality: str = "text", finish_reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        body = self._shape.envelope("chat.completion.chunk", choices=[choice], modality=modality)
-        if self._shape.continuous_usage:
-            body["usage"] = self._shape.usage(self._counts)
-        elif self._shape.include_usage:
-            body["usage"] = None
-        return event(body)
-
-    def _count(self, piece: Delta) -> None:
-        self._counts |= piece.event.get("usage", {})
-        if piece.audio:
-            self._samples += len(piece.audio) // SAMPLE_BYTES
-            self._counts["audio_frames"] = math.ceil(self._samples * CODEC_FRAMES_PER_SECOND / SAMPLE_RATE_HZ)
-
-    def take(self, piece: Delta) -> list[bytes]:
-        self._count(piece)
-        events = []
-        if piece.text:
-            events.append(self._text(piece.text))
-        if piece.audio and self._audio is not None:
-            events += self._data(self._audio.encode(piece.audio))
-        if piece.event.get("type") == "end":
-            events += self._end(piece.event)
-        return events
-
-    def _text(self, text: str) -> bytes:
-        delta: dict[str, Any] = {"content": text} if self._shape.wants_text else {}
-        if self._audio is not None:
-            delta["audio"] = self._tagged({"transcript": text})
-        return self._chunk(delta)
-
-    def _data(self, data: str) -> list[bytes]:
-        return [self._chunk({"audio": self._tagged({"data": data})}, "audio")] if data else []
-
-    def _tagged(self, audio: dict[str, Any]) -> dict[str, Any]:
-        tag, self._audio_id = self._audio_id, {}
-        return tag | audio
-
-    def _end(self, end: Mapping[str, Any]) -> list[bytes]:
-        events = []
-        if self._audio is not None:
-            events += self._data(self._audio.finish())
-            events.append(self._chunk({"audio": self._tagged({"expires_at": self._shape.expires_at})}, "audio"))
-        events.append(self._chunk({}, finish_reason=end["finish_reason"]))
-        if self._shape.include_usage:
-            usage = self._shape.usage(end["usage"])
-            events.append(event(self._shape.envelope("chat.completion.chunk", choices=[], usage=usage)))
-        return events

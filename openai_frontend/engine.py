@@ -10,12 +10,15 @@ from typing import Any, Protocol
 @dataclasses.dataclass(frozen=True, slots=True)
 class Delta:
     """One piece of an answer. ``audio``: int16 little-endian samples, 24 kHz mono. ``event``: {} in plain pieces,
-    {"type": "start", "usage": {"prompt_tokens"}} in the first, {"type": "end", "finish_reason", "usage"} in the last.
+    {"type": "start", "usage": {"prompt_tokens"}} in the first, {"type": "end", "finish_reason", "usage"} in the last;
+    between them, where asked for, "usage" so far, "logprobs" of the tokens and the deltas of "tool_calls".
+    ``choice``: of several answers to one request, which.
     """
 
     text: str = ""
     audio: bytes = b""
     event: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    choice: int = 0
 
 
 class Engine(Protocol):

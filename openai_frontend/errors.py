@@ -129,10 +129,13 @@ def validation_error(problems: Sequence[Any], body: Any) -> InvalidRequestError:
 
 def _told(kind: str, problem: Any) -> str:
     """pydantic's message in our words, with the value where it is short enough to help."""
-    message = "must be an object" if kind == "model_attributes_type" else problem["msg"]
+    message = "must be an object" if kind in _NO_OBJECT else problem["msg"]
     value = problem.get("input")
     got = f", got {value!r:.64}" if isinstance(value, (str, int, float)) else ""
     return f"{message.replace('Input should be', 'must be')}{got}"
+
+
+_NO_OBJECT = ("model_type", "model_attributes_type", "dict_type")
 
 
 def _field(place: Sequence[str | int], body: Any, *, keep_last: bool) -> str:
@@ -141,16 +144,22 @@ def _field(place: Sequence[str | int], body: Any, *, keep_last: bool) -> str:
     for index, step in enumerate(place):
         if isinstance(here, list) and isinstance(step, int) and step < len(here):
             path, here = f"{path}[{step}]", here[step]
-        elif not isinstance(here, dict) or (isinstance(place[index - 1], int) and step in _tags(here)):
+        elif not isinstance(here, dict) or _is_tag(place, index, here):
             continue
         elif step in here or (keep_last and index == len(place) - 1):
             path, here = f"{path}.{step}" if path else str(step), here.get(step)
     return path
 
 
-def _tags(item: dict[str, Any]) -> tuple[Any, Any]:
-    """What pydantic may put behind a list's index: the branch it took for the item."""
-    return item.get("role"), item.get("type")
+def _is_tag(place: Sequence[str | int], index: int, item: dict[str, Any]) -> bool:
+    """Whether this step is what pydantic puts behind the index of a list of unions: the branch it took for the item."""
+    if index < 2 or not isinstance(place[index - 1], int) or place[index - 2] in _LISTS_OF_ONE_KIND:
+        return False
+    return place[index] in (item.get("role"), item.get("type"))
+
+
+# Here a step that is also the item's type is a key.
+_LISTS_OF_ONE_KIND = ("tools", "tool_calls")
 
 
 def _body(message: str, type_: str, param: str | None, code: str | None) -> dict[str, Any]:

@@ -33,18 +33,47 @@ class AnswerAudio(BaseModel):
     expires_at: int
 
 
+class CalledFunction(BaseModel):
+    """``arguments``: JSON text."""
+
+    name: str
+    arguments: str
+
+
+class AnswerToolCall(BaseModel):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AnswerMessage(BaseModel):
     role: Literal["assistant"]
     content: str | None
     refusal: str | None
+    tool_calls: list[AnswerToolCall] | None = None
     audio: AnswerAudio | None = None
+
+
+class Alternative(BaseModel):
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class TokenLogprob(Alternative):
+    top_logprobs: list[Alternative]
+
+
+class Logprobs(BaseModel):
+    content: list[TokenLogprob]
+    refusal: None
 
 
 class Choice(BaseModel):
     index: int
     message: AnswerMessage
-    finish_reason: str
-    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    logprobs: Logprobs | None
 
 
 class Usage(BaseModel):

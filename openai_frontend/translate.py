@@ -8,24 +8,15 @@ from typing import Any
 
 from openai_frontend import vllm_omni
 from openai_frontend.context import Context
-from openai_frontend.media import Budget, MediaKind, Reference, from_base64
-from openai_frontend.schemas import (
-    AssistantMessage,
-    AudioUrlPart,
-    ChatCompletionRequest,
-    ImageUrlPart,
-    InputAudioPart,
-    Message,
-    Part,
-    TextPart,
-    VideoUrlPart,
-)
+from openai_frontend.messages import Files, message_wire
+from openai_frontend.schemas import ChatCompletionRequest
+from openai_frontend.tools import format_note, format_wire, moved_tools, tools_wire
 from triton_omni.errors import InvalidRequestError, OmniError
 from triton_omni.pipeline.chunk_policy import ChunkPlan
 
 _THINKER_FIELDS = (
-    *("temperature", "top_p", "top_k", "repetition_penalty", "min_tokens"),
-    *("ignore_eos", "stop_token_ids", "seed"),
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
+    *("logit_bias", "min_tokens", "ignore_eos", "stop_token_ids", "seed"),
 )
 
 
@@ -46,9 +37,15 @@ class Translation:
     def in_clients_words(self, error: OmniError) -> OmniError:
         """The same error about the field as the client wrote it."""
         if isinstance(error, InvalidRequestError):
-            field = str(error.field).removeprefix("thinker.")
-            return _named(type(error)(self.names.get(field.lower(), field), error.message))
+            return _named(type(error)(self._clients_field(str(error.field)), error.message))
         return error
+
+    def _clients_field(self, field: str) -> str:
+        field = field.removeprefix("thinker.")
+        for there, here in self.names.items():
+            if f"{field.lower()}.".startswith(f"{there}."):
+                return here + field[len(there) :]
+        return field
 
 
 async def translate(body: ChatCompletionRequest, context: Context, *, for_bench: bool = False) -> Translation:
@@ -58,7 +55,7 @@ async def translate(body: ChatCompletionRequest, context: Context, *, for_bench:
     Raises: InvalidRequestError in the client's field names, NotFoundError for another model.
     """
     try:
-        files = _Files(context)
+        files = Files(context)
         translation = checked(_translate(body, context, files, _dialect(body, for_bench)), context)
         return dataclasses.replace(translation, media=await context.media.load(files.sources, files.budget))
     except InvalidRequestError as error:
@@ -80,21 +77,26 @@ def _named(error: InvalidRequestError) -> InvalidRequestError:
     return error if error.message.startswith(f"{field}:") else type(error)(field, f"{field}: {error.message}")
 
 
-def _translate(body: ChatCompletionRequest, context: Context, files: _Files, dialect: str) -> Translation:
+def _translate(body: ChatCompletionRequest, context: Context, files: Files, dialect: str) -> Translation:
     context.check_model(body.model)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options", "has no effect without stream: true")
     modalities = _modalities(body, dialect)
     speaker_name, speaker = _speaker(body)
     limit_name, max_tokens = _max_tokens(body)
+    _check_choices(body, modalities, dialect)
     thinker = {name: getattr(body, name) for name in _THINKER_FIELDS} | {"max_tokens": max_tokens}
+    thinker |= {"logprobs": _logprobs(body), "response_format": format_wire(body.response_format)}
     if body.stop is not None:
         thinker["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
     talker = body.talker.model_dump() if body.talker else {}
     if "audio" in modalities and talker.get("seed") is None:
         talker["seed"] = body.seed  # one seed: one text and one voice
     wire = {
-        "messages": [_message(message, f"messages[{i}]", files) for i, message in enumerate(body.messages)],
+        "messages": [
+            *(message_wire(message, f"messages[{i}]", files) for i, message in enumerate(body.messages)),
+            *format_note(body.response_format),
+        ],
         "modalities": modalities,
         "speaker": speaker,
         "thinker": given(thinker),
@@ -102,7 +104,7 @@ def _translate(body: ChatCompletionRequest, context: Context, files: _Files, dia
         "chunk_frames": _chunk_frames(body),
         "use_audio_in_video": body.mm_processor_kwargs and body.mm_processor_kwargs.use_audio_in_video,
         "continuous_usage": _continuous_usage(body, dialect) or None,
-    }
+    } | tools_wire(body.tools, body.tool_choice, body.parallel_tool_calls)
     in_pieces = body.stream and dialect == "openai"
     audio_format = (body.audio and body.audio.format) or ("pcm16" if in_pieces else "wav")
     return Translation(
@@ -113,6 +115,8 @@ def _translate(body: ChatCompletionRequest, context: Context, files: _Files, dia
         dialect=dialect,
         names=files.names
         | {"speaker": speaker_name, "max_tokens": limit_name}
+        | ({"logprobs": "top_logprobs"} if body.top_logprobs else {})
+        | moved_tools(wire, body.tools)
         | {"use_audio_in_video": "mm_processor_kwargs.use_audio_in_video"},
     )
 
@@ -178,70 +182,20 @@ def _max_tokens(body: ChatCompletionRequest) -> tuple[str, int | None]:
     return "max_completion_tokens", body.max_completion_tokens
 
 
-class _Files:
-    """The files of a request in the order of their parts, and where the client put each."""
-
-    def __init__(self, context: Context) -> None:
-        self.context = context
-        self.budget = Budget(context.settings.max_media_bytes, context.settings.max_body_bytes)
-        self.sources: list[bytes | Reference] = []
-        self.names: dict[str, str] = {}
-
-    @property
-    def placeholders(self) -> list[bytes]:
-        """Something for each file, those included that have yet to be got."""
-        return [source if isinstance(source, bytes) else source.url.encode() for source in self.sources]
-
-    def add(self, source: bytes | Reference, place: str) -> int:
-        index = len(self.sources)
-        self.sources.append(source)
-        self.names |= {f"media[{index}]": place, f"{place}.media": place}
-        return index
-
-    def add_url(self, url: str, kind: MediaKind, place: str) -> dict[str, Any]:
-        source = self.context.media.from_url(url, kind, field=f"{place}.{kind}_url.url", budget=self.budget)
-        return {"type": kind, "media": self.add(source, place)}
+def _check_choices(body: ChatCompletionRequest, modalities: list[str], dialect: str) -> None:
+    """Several choices are text; vLLM-Omni's clients read one."""
+    if body.n in (None, 1):
+        return
+    if "audio" in modalities:
+        raise InvalidRequestError("n", f"must be 1 with 'audio' in modalities, got {body.n}")
+    if dialect == vllm_omni.DIALECT:
+        raise InvalidRequestError("n", f"must be 1 in vLLM-Omni's dialect, got {body.n}")
 
 
-def _message(message: Message, place: str, files: _Files) -> dict[str, Any]:
-    role = "system" if message.role == "developer" else message.role
-    content = message.content
-    if content is None:
-        content = _former_transcript(message, place, files.context)
-    if isinstance(content, str):
-        return {"role": role, "content": content}
-    return {"role": role, "content": [_part(p, f"{place}.content[{i}]", files) for i, p in enumerate(content)]}
-
-
-def _former_transcript(message: Message, place: str, context: Context) -> str:
-    """What the assistant said, where its message carries only the audio."""
-    audio = message.audio if isinstance(message, AssistantMessage) else None
-    if audio is None:
-        raise InvalidRequestError(f"{place}.content", "must hold what the assistant said")
-    if audio.transcript is not None:
-        return audio.transcript
-    if audio.id is None:
-        raise InvalidRequestError(f"{place}.audio", "must hold the id or the transcript of a former answer")
-    said = context.transcripts.get(audio.id)
-    if said is None:
-        raise InvalidRequestError(
-            f"{place}.audio.id",
-            f"{audio.id[:128]!r} is not known here or has expired; send the answer's transcript as content or "
-            "audio.transcript",
-        )
-    return said
-
-
-def _part(part: Part, place: str, files: _Files) -> dict[str, Any]:
-    match part:
-        case TextPart():
-            return {"type": "text", "text": part.text}
-        case InputAudioPart():
-            content = from_base64(part.input_audio.data, field=f"{place}.input_audio.data", budget=files.budget)
-            return {"type": "audio", "media": files.add(content, place)}
-        case AudioUrlPart():
-            return files.add_url(part.audio_url.url, "audio", place)
-        case ImageUrlPart():
-            return files.add_url(part.image_url.url, "image", place)
-        case VideoUrlPart():
-            return files.add_url(part.video_url.url, "video", place)
+def _logprobs(body: ChatCompletionRequest) -> int | None:
+    """How many alternatives of each token are told; None: nothing is."""
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise InvalidRequestError("top_logprobs", "has no effect without logprobs: true")
+    return None

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from openai_frontend.audio import FORMATS, base64_text
-from openai_frontend.completions import Shape
+from openai_frontend.completions import Shape, logprobs
 from openai_frontend.engine import Delta
 from openai_frontend.events import event
 
@@ -45,8 +45,11 @@ class Chunks:
         self._prompt_tokens = usage.get("prompt_tokens", self._prompt_tokens)
         self._text_tokens = usage.get("text_tokens", self._text_tokens)
         events = []
-        if piece.text and self._shape.wants_text:
-            events.append(self._chunk("text", {"content": piece.text}))
+        told: dict[str, Any] = {"content": piece.text} if piece.text and self._shape.wants_text else {}
+        if calls := piece.event.get("tool_calls"):
+            told["tool_calls"] = calls
+        if told or "logprobs" in piece.event:
+            events.append(self._chunk("text", told, tokens=piece.event.get("logprobs")))
         if piece.audio and self._shape.audio_format is not None:
             file = base64_text(FORMATS[self._shape.audio_format].whole(piece.audio))
             events.append(self._chunk("audio", {"role": "assistant", "content": file}))
@@ -58,8 +61,11 @@ class Chunks:
                 events.append(event(self._shape.envelope("chat.completion.chunk", choices=[], usage=usage)))
         return events
 
-    def _chunk(self, modality: str, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _chunk(
+        self, modality: str, delta: dict[str, Any], finish_reason: str | None = None, tokens: Any = None
+    ) -> bytes:
+        told = None if tokens is None else logprobs(tokens)
+        choice = {"index": 0, "delta": delta, "logprobs": told, "finish_reason": finish_reason}
         body = self._shape.envelope("chat.completion.chunk", choices=[choice], modality=modality)
         if self._shape.continuous_usage:
             body["usage"] = self._usage(self._text_tokens if modality == "text" else 0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from starlette.websockets import WebSocketDisconnect
@@ -16,21 +16,20 @@ from openai_frontend import errors
 from openai_frontend.audio import SAMPLE_BYTES, base64_text
 from openai_frontend.engine import Delta, Engine
 from openai_frontend.realtime.config import SessionConfig
-from openai_frontend.realtime.conversation import Item, Part, new_id
+from openai_frontend.realtime.conversation import Item, Part, Status, new_id
 from openai_frontend.realtime.formats import Resampler
+from openai_frontend.realtime.outputs import FunctionCalls, Output, Outputs, Remember, Send
 from triton_omni.model_config import SAMPLE_RATE_HZ
 
 logger = logging.getLogger(__name__)
 
-Send = Callable[..., Awaitable[None]]
-Remember = Callable[[Item], "str | None"]
-CancelReason = Literal["client_cancelled", "turn_detected"]
+CancelReason: TypeAlias = Literal["client_cancelled", "turn_detected"]
 _NO_SAMPLES = np.zeros(0, np.int16)
 
 
 class Answer:
-    """``config``: as it was when the answer was asked for. ``remember``: puts the item into the conversation and tells
-    the id of the one before it; None: the answer is outside the conversation.
+    """``config``: as it was when the answer was asked for. ``remember``: as ``Outputs`` takes it. ``item``: what is
+    said, as far as anything is.
     """
 
     def __init__(
@@ -45,12 +44,13 @@ class Answer:
         self.item = Item(new_id("item"), "assistant", [], "in_progress")
         self._config = config
         self._send = send
-        self._remember = remember
+        self._outputs = Outputs(self.id, send, remember)
+        self._calls = FunctionCalls(self._outputs)
+        self._message: Output | None = None
         self._conversation_id = conversation_id
         self._metadata = metadata
         self._part = Part("output_audio" if config.speaks else "output_text")
         self._resampler = Resampler(SAMPLE_RATE_HZ, config.output_format.rate_hz)
-        self._started = False
         self._first_audio_s: float | None = None
         self._audio_samples = 0
         self._usage: dict[str, int] = {}
@@ -58,11 +58,6 @@ class Answer:
         self._cancel_reason: CancelReason | None = None
         self._task: asyncio.Task[None] | None = None
         self._next: asyncio.Future[Delta | None] | None = None
-        self._before: str | None = None  # the id of the item before
-
-    @property
-    def in_conversation(self) -> bool:
-        return self._remember is not None
 
     @property
     def done(self) -> bool:
@@ -136,7 +131,7 @@ class Answer:
         self._usage.update(piece.event.get("usage", {}))
         if piece.event.get("type") == "end":
             self._end = piece.event
-        if (piece.text or piece.audio) and not self._started:
+        if (piece.text or piece.audio) and self._message is None:
             await self._begin()
         if piece.text:
             self._part.text += piece.text
@@ -144,6 +139,8 @@ class Answer:
             await self._send_of_part(f"response.{name}.delta", delta=piece.text)
         if piece.audio and self._config.speaks:
             await self._speak(piece.audio)
+        if calls := piece.event.get("tool_calls"):
+            await self._calls.take(calls)
 
     async def _speak(self, pcm: bytes) -> None:
         if self._first_audio_s is None:
@@ -158,23 +155,18 @@ class Answer:
             await self._send_of_part("response.output_audio.delta", delta=sound)
 
     async def _begin(self) -> None:
-        self._before = self._remember(self.item) if self._remember else None
-        self._started = True
-        await self._send_of_item("response.output_item.added", item=self.item.json())
-        if self._remember:
-            await self._send("conversation.item.added", previous_item_id=self._before, item=self.item.json())
+        self._message = await self._outputs.open(self.item)
         self.item.parts.append(self._part)
         await self._send_of_part("response.content_part.added", part=self._part_json())
 
     async def _finish(self, status: dict[str, Any]) -> None:
         """The events that close what was opened; the last is response.done."""
         ended = status["type"]
-        if self._started:
-            self.item.status = "completed" if ended == "completed" else "incomplete"
+        item_status: Status = "completed" if ended == "completed" else "incomplete"
+        if self._message is not None:
             await self._finish_part()
-            await self._send_of_item("response.output_item.done", item=self.item.json())
-            if self._remember:
-                await self._send("conversation.item.done", previous_item_id=self._before, item=self.item.json())
+            await self._outputs.close(self._message, item_status)
+        await self._calls.finish(item_status)
         await self._send("response.done", response=self._json(ended, status))
 
     async def _finish_part(self) -> None:
@@ -192,11 +184,9 @@ class Answer:
         text = self._part.text
         return {"type": "audio", "transcript": text} if self._config.speaks else {"type": "text", "text": text}
 
-    async def _send_of_item(self, event: str, **fields: Any) -> None:
-        await self._send(event, response_id=self.id, output_index=0, **fields)
-
     async def _send_of_part(self, event: str, **fields: Any) -> None:
-        await self._send_of_item(event, item_id=self.item.id, content_index=0, **fields)
+        assert self._message is not None
+        await self._outputs.send_of(self._message, event, item_id=self.item.id, content_index=0, **fields)
 
     def _json(self, status: str, details: dict[str, Any] | None = None) -> dict[str, Any]:
         return {
@@ -204,7 +194,7 @@ class Answer:
             "id": self.id,
             "status": status,
             "status_details": details,
-            "output": [self.item.json()] if self._started else [],
+            "output": self._outputs.json,
             "conversation_id": self._conversation_id,
             "output_modalities": self._config.output_modalities,
             "max_output_tokens": self._config.max_output_tokens_json,

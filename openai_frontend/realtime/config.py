@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
+from openai_frontend import tool_schemas
 from openai_frontend.context import Context
 from openai_frontend.realtime.formats import PCM16_24K, WireFormat
-from openai_frontend.realtime.schemas import Audio, Format, ResponseOptions, SessionPatch, TurnDetection
+from openai_frontend.realtime.schemas import (
+    Audio,
+    Format,
+    NamedTool,
+    ResponseOptions,
+    SessionPatch,
+    Tool,
+    ToolChoice,
+    TurnDetection,
+)
 from openai_frontend.realtime.vad import TurnRules
+from openai_frontend.tools import tools_wire
 from triton_omni.errors import InvalidRequestError
 
 _G711_RATE_HZ = 8_000
@@ -34,6 +46,9 @@ class SessionConfig:
     turn_detection: TurnDetection | None = dataclasses.field(default_factory=lambda: TurnDetection(type="server_vad"))
     max_output_tokens: int | None = None
     temperature: float | None = None
+    tools: Sequence[Tool] = ()
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool | None = None
 
     @property
     def turn_rules(self) -> TurnRules | None:
@@ -72,8 +87,8 @@ class SessionConfig:
             },
             "max_output_tokens": self.max_output_tokens_json,
             "temperature": self.temperature,
-            "tools": [],
-            "tool_choice": "auto",
+            "tools": [tool.model_dump(exclude_none=True) for tool in self.tools],
+            "tool_choice": self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.model_dump(),
             "truncation": "disabled",
             "tracing": None,
             "include": None,
@@ -89,8 +104,20 @@ class SessionConfig:
             "speaker": self.voice if self.speaks else None,
             "thinker": {name: value for name, value in limits.items() if value is not None},
             "continuous_usage": True,
-        }
+        } | self._tools_wire()
         return {key: value for key, value in wire.items() if value is not None}
+
+    def _tools_wire(self) -> dict[str, Any]:
+        """Without tools, of what was set for them only a choice that cannot be met is told of."""
+        choice: tool_schemas.ToolChoice
+        if isinstance(self.tool_choice, NamedTool):
+            name = tool_schemas.FunctionName(name=self.tool_choice.name)
+            choice = tool_schemas.NamedTool(type="function", function=name)
+        else:
+            choice = self.tool_choice
+        functions = (tool_schemas.Function(**tool.model_dump(exclude={"type"})) for tool in self.tools)
+        tools = [tool_schemas.Tool(type="function", function=function) for function in functions]
+        return tools_wire(tools, choice, self.parallel_tool_calls if tools else None)
 
     def changed(self, patch: SessionPatch | ResponseOptions, context: Context, place: str) -> SessionConfig:
         """With what ``patch`` sets. Raises: InvalidRequestError naming the field under ``place``."""
@@ -105,6 +132,8 @@ class SessionConfig:
 
 def in_clients_words(error: InvalidRequestError, place: str) -> InvalidRequestError:
     field = _CLIENTS_NAMES.get(str(error.field))
+    if str(error.field).startswith("tool"):
+        field = str(error.field).replace(".function.", ".")
     named = f"{place}.{field}" if field else str(error.field)
     return InvalidRequestError(named, f"{named}: {error.message}")
 
@@ -125,7 +154,7 @@ def _flat(patch: SessionPatch | ResponseOptions) -> dict[str, Any]:
     ):
         if sent.get(name) is not None:
             found[key] = sent[name]
-    for name in ("instructions", "temperature"):
+    for name in ("instructions", "temperature", "tools", "tool_choice", "parallel_tool_calls"):
         if sent.get(name) is not None:
             found[name] = sent[name]
     if "turn_detection" in sent:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import struct
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
 
 from openai_frontend.audio import base64_text
 from openai_frontend.realtime.formats import Samples, WireFormat, resampled
 from openai_frontend.realtime.vad import RATE_HZ
+from openai_frontend.tools import call_wire
 from triton_omni.errors import InvalidRequestError, NotFoundError
 
-Role = Literal["system", "user", "assistant"]
+Role: TypeAlias = Literal["system", "user", "assistant"]
+Status: TypeAlias = Literal["completed", "incomplete", "in_progress"]
 ROOT = "root"
 
 
@@ -69,7 +72,7 @@ class Item:
     id: str
     role: Role
     parts: list[Part]
-    status: Literal["completed", "incomplete", "in_progress"] = "completed"
+    status: Status = "completed"
 
     @property
     def bytes(self) -> int:
@@ -86,21 +89,76 @@ class Item:
         }
 
 
+@dataclasses.dataclass(slots=True)
+class FunctionCall:
+    """``arguments``: JSON text. What is not completed was broken off, and is no call for the model."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str = ""
+    status: Status = "completed"
+
+    @property
+    def bytes(self) -> int:
+        return len(self.name) + len(self.arguments)
+
+    def json(self, audio_format: WireFormat | None = None) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "realtime.item",
+            "type": "function_call",
+            "status": self.status,
+            "call_id": self.call_id,
+            "name": self.name,
+            "arguments": self.arguments,
+        }
+
+
+@dataclasses.dataclass(slots=True)
+class FunctionOutput:
+    """What a function returned."""
+
+    id: str
+    call_id: str
+    output: str
+    status: Status = "completed"
+
+    @property
+    def bytes(self) -> int:
+        return len(self.output)
+
+    def json(self, audio_format: WireFormat | None = None) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "realtime.item",
+            "type": "function_call_output",
+            "status": self.status,
+            "call_id": self.call_id,
+            "output": self.output,
+        }
+
+
+AnyItem: TypeAlias = Item | FunctionCall | FunctionOutput
+
+
 class Conversation:
     """``max_bytes`` bounds what is remembered: the model is sent all of it each turn."""
 
     def __init__(self, max_bytes: int) -> None:
         self.id = new_id("conv")
-        self.items: list[Item] = []
+        self.items: list[AnyItem] = []
         self._max_bytes = max_bytes
 
-    def add(self, item: Item, after: str | None = None) -> str | None:
+    def add(self, item: AnyItem, after: str | None = None) -> str | None:
         """Behind ``after`` ("root": in front; None: at the end); the id of the item before.
 
         Raises: InvalidRequestError, NotFoundError.
         """
         if any(known.id == item.id for known in self.items):
             raise InvalidRequestError("item.id", f"item.id: {item.id!r} is taken")
+        if isinstance(item, FunctionOutput):
+            self._check_call(item.call_id)
         if sum(known.bytes for known in self.items) + item.bytes > self._max_bytes:
             raise InvalidRequestError(
                 "item", f"item: a conversation may hold {self._max_bytes} bytes; delete items that are no longer needed"
@@ -111,7 +169,15 @@ class Conversation:
         self.items.insert(place, item)
         return self.items[place - 1].id if place else None
 
-    def get(self, item_id: str, field: str = "item_id") -> Item:
+    def _check_call(self, call_id: str) -> None:
+        """Raises: NotFoundError, InvalidRequestError for a second output of a call."""
+        field = "item.call_id"
+        if not any(isinstance(item, FunctionCall) and item.call_id == call_id for item in self.items):
+            raise NotFoundError(field, f"{field}: the conversation has no call {call_id!r}")
+        if any(isinstance(item, FunctionOutput) and item.call_id == call_id for item in self.items):
+            raise InvalidRequestError(field, f"{field}: the call {call_id!r} has its output already")
+
+    def get(self, item_id: str, field: str = "item_id") -> AnyItem:
         for item in self.items:
             if item.id == item_id:
                 return item
@@ -119,7 +185,8 @@ class Conversation:
 
     def truncate(self, item_id: str, content_index: int, heard_ms: int) -> None:
         """Raises: InvalidRequestError, NotFoundError."""
-        parts = self.get(item_id).parts
+        item = self.get(item_id)
+        parts = item.parts if isinstance(item, Item) else []
         if not 0 <= content_index < len(parts) or parts[content_index].type != "output_audio":
             raise InvalidRequestError("content_index", "content_index: must point at audio of an answer")
         part = parts[content_index]
@@ -130,24 +197,43 @@ class Conversation:
         part.heard_ms = heard_ms
 
 
-def messages(items: list[Item], instructions: str) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """Messages and media of omni_bls's request; answers of which nothing was heard are left out."""
+def messages(items: Sequence[AnyItem], instructions: str) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """Messages and media of omni_bls's request; answers of which nothing was heard are left out, and so are calls
+    that were broken off, with their outputs.
+    """
     media: list[bytes] = []
     found: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    called: set[str] = set()
     for item in items:
-        if item.role != "user":
-            said = "".join(part.heard_text for part in item.parts)
-            found += [{"role": item.role, "content": said}] if said else []
-            continue
-        content: list[dict[str, Any]] = []
-        for part in item.parts:
-            if part.type == "input_text":
-                content.append({"type": "text", "text": part.text})
-                continue
-            content.append({"type": "image" if part.image else "audio", "media": len(media)})
-            media.append(part.image or wav_16k(part.samples))
-        found.append({"role": "user", "content": content})
+        match item:
+            case FunctionCall():
+                if item.status == "completed":
+                    called.add(item.call_id)
+                    _add_call(found, item)
+            case FunctionOutput():
+                if item.call_id in called:
+                    found.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
+            case Item(role="user"):
+                found.append({"role": "user", "content": [_content(part, media) for part in item.parts]})
+            case _:
+                said = "".join(part.heard_text for part in item.parts)
+                found += [{"role": item.role, "content": said}] if said else []
     return found, media
+
+
+def _add_call(found: list[dict[str, Any]], call: FunctionCall) -> None:
+    """Calls that follow each other, and what was said before them, are one message."""
+    if not found or found[-1]["role"] != "assistant":
+        found.append({"role": "assistant"})
+    found[-1].setdefault("tool_calls", []).append(call_wire(call.call_id, call.name, call.arguments))
+
+
+def _content(part: Part, media: list[bytes]) -> dict[str, Any]:
+    """Its file, if it has one, goes behind ``media``."""
+    if part.type == "input_text":
+        return {"type": "text", "text": part.text}
+    media.append(part.image or wav_16k(part.samples))
+    return {"type": "image" if part.image else "audio", "media": len(media) - 1}
 
 
 def wav_16k(samples: Samples | None) -> bytes:

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter, ValidationError
 
 from openai_frontend.errors import validation_error
 from openai_frontend.realtime.formats import BETA_NAMES
-from openai_frontend.schemas import Int, Only, Strict, Text
+from openai_frontend.realtime.item_schemas import ItemBody
+from openai_frontend.strict import Int, JsonObject, Only, Strict, Text
+from openai_frontend.tool_schemas import Name
 from triton_omni.errors import InvalidRequestError
 
 
@@ -28,8 +30,26 @@ class Format(Strict):
 AnyFormat: TypeAlias = Annotated[Format, BeforeValidator(_beta_format)]
 Modalities: TypeAlias = Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=2)]
 MaxTokens: TypeAlias = Literal["inf"] | Annotated[int, Field(ge=1, le=2**31)]
-NoTools: TypeAlias = Annotated[Any, Only([])]
-NoToolChoice: TypeAlias = Annotated[Any, Only("none", "auto")]
+
+
+class Tool(Strict):
+    """A function that the model may call; ``parameters``: JSON Schema of an object."""
+
+    type: Literal["function"]
+    name: Name
+    description: Text | None = None
+    parameters: JsonObject | None = None
+
+
+class NamedTool(Strict):
+    type: Literal["function"]
+    name: Text
+
+
+ToolChoice: TypeAlias = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("a mode")] | Annotated[NamedTool, Tag("one function")],
+    Discriminator(lambda value: "a mode" if isinstance(value, str) else "one function"),
+]
 
 
 class TurnDetection(Strict):
@@ -69,9 +89,9 @@ class SessionPatch(Strict):
     output_modalities: Modalities | None = None
     audio: Audio | None = None
     max_output_tokens: MaxTokens | None = None
-    tools: NoTools = None
-    tool_choice: NoToolChoice = None
-    parallel_tool_calls: Annotated[Any, Only(True, False)] = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     truncation: Annotated[Any, Only("disabled")] = None
     tracing: Annotated[Any, Only()] = None
     reasoning: Annotated[Any, Only()] = None
@@ -91,67 +111,6 @@ class SessionPatch(Strict):
     speed: Annotated[Any, Only(1)] = None
 
 
-class InputText(Strict):
-    type: Literal["input_text"]
-    text: Text
-
-
-class InputAudio(Strict):
-    """``audio``: base64 of raw samples in the session's input format."""
-
-    type: Literal["input_audio"]
-    audio: str
-    transcript: str | None = None
-
-
-class InputImage(Strict):
-    type: Literal["input_image"]
-    image_url: str
-    detail: Annotated[Any, Only("auto")] = None
-
-
-class OutputText(Strict):
-    type: Literal["output_text", "text"]
-    text: Text
-
-
-class OutputAudio(Strict):
-    """A former answer as the client remembers it; its samples are of no use to the model."""
-
-    type: Literal["output_audio", "audio"]
-    transcript: Text
-    audio: Annotated[Any, Only()] = None
-
-
-UserPart: TypeAlias = Annotated[InputText | InputAudio | InputImage, Field(discriminator="type")]
-AssistantPart: TypeAlias = Annotated[OutputText | OutputAudio, Field(discriminator="type")]
-
-
-class _Message(Strict):
-    type: Literal["message"]
-    id: Annotated[str, Field(min_length=1, max_length=64)] | None = None
-    object: Literal["realtime.item"] | None = None
-    status: Literal["completed", "incomplete", "in_progress"] | None = None
-
-
-class SystemItem(_Message):
-    role: Literal["system"]
-    content: Annotated[list[InputText], Field(min_length=1)]
-
-
-class UserItem(_Message):
-    role: Literal["user"]
-    content: Annotated[list[UserPart], Field(min_length=1)]
-
-
-class AssistantItem(_Message):
-    role: Literal["assistant"]
-    content: Annotated[list[AssistantPart], Field(min_length=1)]
-
-
-ItemBody: TypeAlias = Annotated[SystemItem | UserItem | AssistantItem, Field(discriminator="role")]
-
-
 class ResponseOptions(Strict):
     """``conversation`` "none": the answer is not remembered. ``input``: instead of the conversation."""
 
@@ -162,9 +121,9 @@ class ResponseOptions(Strict):
     conversation: Literal["auto", "none"] | None = None
     input: list[ItemBody] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
-    tools: NoTools = None
-    tool_choice: NoToolChoice = None
-    parallel_tool_calls: Annotated[Any, Only(True, False)] = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     prompt: Annotated[Any, Only()] = None
     reasoning: Annotated[Any, Only()] = None
     # The beta's.

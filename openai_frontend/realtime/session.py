@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import binascii
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -13,13 +12,21 @@ from starlette.websockets import WebSocketDisconnect
 
 from openai_frontend import errors
 from openai_frontend.context import Context
-from openai_frontend.media import Budget
 from openai_frontend.realtime import schemas
-from openai_frontend.realtime.answer import Answer, Send
+from openai_frontend.realtime.answer import Answer
 from openai_frontend.realtime.config import first_config, in_clients_words
-from openai_frontend.realtime.conversation import Conversation, Item, Part, messages, new_id
-from openai_frontend.realtime.formats import Samples, resampled
+from openai_frontend.realtime.conversation import (
+    AnyItem,
+    Conversation,
+    Item,
+    Part,
+    messages,
+    new_id,
+)
+from openai_frontend.realtime.formats import Samples
 from openai_frontend.realtime.input_audio import InputAudio, SpeechStarted
+from openai_frontend.realtime.items import from_base64, read_item
+from openai_frontend.realtime.outputs import Send
 from openai_frontend.realtime.vad import RATE_HZ
 from triton_omni.errors import InvalidRequestError, OmniError
 
@@ -120,7 +127,7 @@ class RealtimeSession:
         await self._send("input_audio_buffer.cleared")
 
     async def _create_item(self, event: schemas.ItemCreate) -> None:
-        item = await self._item(event.item, "item")
+        item = await read_item(event.item, "item", self._config.input_format, self._context)
         await self._announce(item, self._conversation.add(item, event.previous_item_id))
 
     async def _delete_item(self, event: schemas.ItemDelete) -> None:
@@ -148,7 +155,7 @@ class RealtimeSession:
 
     async def _append(self, event: schemas.AudioAppend) -> None:
         # In a thread: silero takes 0.2 ms for 32 ms, and an event may bring minutes.
-        for change in await asyncio.to_thread(self._input.append, _raw(event.audio, "audio")):
+        for change in await asyncio.to_thread(self._input.append, from_base64(event.audio, "audio")):
             if isinstance(change, SpeechStarted):
                 await self._turn_started(change)
             else:
@@ -168,7 +175,7 @@ class RealtimeSession:
             return
         heard_ms = answer.heard_ms
         await answer.cancel("turn_detected")
-        if answer.in_conversation and heard_ms < answer.audio_ms and answer.item in self._conversation.items:
+        if heard_ms < answer.audio_ms and answer.item in self._conversation.items:
             await self._truncate(answer.item.id, 0, heard_ms)
         self._answer = None
 
@@ -194,33 +201,9 @@ class RealtimeSession:
         await self._send("input_audio_buffer.committed", previous_item_id=before, item_id=item.id)
         await self._announce(item, before)
 
-    async def _announce(self, item: Item, before: str | None) -> None:
+    async def _announce(self, item: AnyItem, before: str | None) -> None:
         for event in ("conversation.item.added", "conversation.item.done"):
             await self._send(event, previous_item_id=before, item=item.json())
-
-    async def _item(self, body: schemas.ItemBody, place: str) -> Item:
-        parts = [await self._part(part, f"{place}.content[{i}]") for i, part in enumerate(body.content)]
-        return Item(body.id or new_id("item"), body.role, parts)
-
-    async def _part(self, part: Any, place: str) -> Part:
-        match part:
-            case schemas.InputAudio():
-                wire = self._config.input_format
-                data = _raw(part.audio, f"{place}.audio")
-                there = wire.decode(data[: len(data) - len(data) % wire.sample_bytes])
-                if not len(there):
-                    raise InvalidRequestError(f"{place}.audio", f"{place}.audio: holds no sample")
-                samples = await asyncio.to_thread(resampled, there, wire.rate_hz, RATE_HZ)
-                return Part(part.type, part.transcript or "", samples=samples)
-            case schemas.InputImage():
-                limit = self._context.settings.max_media_bytes
-                budget, field = Budget(limit, limit), f"{place}.image_url"
-                source = self._context.media.from_url(part.image_url, "image", field=field, budget=budget)
-                (image,) = await self._context.media.load([source], budget)
-                return Part(part.type, image=image)
-            case schemas.OutputAudio():
-                return Part("output_text", part.transcript)
-        return Part("output_text" if isinstance(part, schemas.OutputText) else part.type, part.text)
 
     async def _truncate(self, item_id: str, content_index: int, heard_ms: int) -> None:
         self._conversation.truncate(item_id, content_index, heard_ms)
@@ -232,7 +215,9 @@ class RealtimeSession:
         config = self._config.changed(options, self._context, "response")
         items = self._conversation.items
         if options.input is not None:
-            items = [await self._item(body, f"response.input[{i}]") for i, body in enumerate(options.input)]
+            audio_format = self._config.input_format
+            places = ((body, f"response.input[{i}]") for i, body in enumerate(options.input))
+            items = [await read_item(body, place, audio_format, self._context) for body, place in places]
         # From here to the start nothing is awaited, so that two cannot both find the place free.
         if self._answer is not None and not self._answer.done:
             raise ProtocolError(
@@ -275,10 +260,3 @@ class RealtimeSession:
             await self._respond_when_free()
         except OmniError as error:
             await self._send_error(error)
-
-
-def _raw(data: str, field: str) -> bytes:
-    try:
-        return binascii.a2b_base64(data, strict_mode=True)
-    except ValueError as error:
-        raise InvalidRequestError(field, f"{field}: must be base64: {error}") from None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from openai_frontend import completions, vllm_omni
+from openai_frontend import chunks, completions, vllm_omni
+from openai_frontend.choices import answers
 from openai_frontend.context import ContextDependency
 from openai_frontend.disconnect import EventStreamResponse, while_connected
 from openai_frontend.openapi import CHAT_ANSWERS
@@ -24,7 +25,9 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest, 
     translation = await while_connected(request.receive, translate(body, context, for_bench=for_bench))
     shape = completions.Shape(
         model=body.model,
+        choices=body.n or 1,
         wants_text=translation.wants_text,
+        wants_logprobs=bool(body.logprobs),
         audio_format=translation.audio_format,
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         continuous_usage="continuous_usage" in translation.wire,
@@ -32,7 +35,7 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest, 
         audio_lifetime_s=context.settings.audio_id_lifetime_s,
     )
     wire = {**translation.wire, "request_id": request.state.request_id}
-    pieces = context.engine.generate(wire, translation.media)
+    pieces = answers(context.engine, wire, translation.media, shape.choices)
     if shape.audio_format is not None:
         pieces = context.transcripts.recorded(pieces, shape.audio_id)
     try:
@@ -42,6 +45,6 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest, 
         first = await while_connected(request.receive, anext(pieces))  # an error before it still has its own status
     except OmniError as error:
         raise translation.in_clients_words(error) from error
-    chunks = vllm_omni.Chunks(shape) if translation.dialect == vllm_omni.DIALECT else completions.Chunks(shape)
-    events = completions.server_sent_events(first, pieces, chunks, translation.in_clients_words)
+    writer = vllm_omni.Chunks(shape) if translation.dialect == vllm_omni.DIALECT else chunks.Chunks(shape)
+    events = completions.server_sent_events(first, pieces, writer, translation.in_clients_words)
     return EventStreamResponse(events, source=pieces)

@@ -21,12 +21,14 @@ END = Delta(event={"type": "end", "finish_reason": "stop", "usage": USAGE})
 
 class FakeEngine:
     """Answers with ``script``: an OmniError is raised, an Event is waited for. ``closed`` is set when an answer is
-    over or has been taken back.
+    over or has been taken back, ``running`` counts those that are not.
     """
 
     def __init__(self, *script: Delta | OmniError | Exception | asyncio.Event) -> None:
         self.script = script
         self.request: Mapping[str, Any] = {}
+        self.requests: list[Mapping[str, Any]] = []
+        self.running = 0
         self.media: Sequence[bytes] = ()
         self.not_ready: list[str] = []
         self.waits = asyncio.Event()
@@ -34,6 +36,8 @@ class FakeEngine:
 
     async def generate(self, request: Mapping[str, Any], media: Sequence[bytes]) -> AsyncGenerator[Delta, None]:
         self.request, self.media = orjson.loads(orjson.dumps(request)), media  # as it crosses the wire
+        self.requests.append(self.request)
+        self.running += 1
         try:
             for step in self.script:
                 if isinstance(step, Exception):
@@ -44,6 +48,7 @@ class FakeEngine:
                 else:
                     yield step
         finally:
+            self.running -= 1
             self.closed.set()
 
     async def waiting_for(self) -> list[str]:

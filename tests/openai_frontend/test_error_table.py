@@ -28,6 +28,7 @@ ROWS = {
     "modalities of numbers": ({"modalities": [123]}, 400, ["modalities"]),
     "unknown modality": ({"modalities": ["smell"]}, 400, ["modalities"]),
     "schema without a schema": ({"response_format": SCHEMA}, 400, ["response_format", "json_schema"]),
+    "schema without a schema within": ({"response_format": SCHEMA | {"json_schema": {"name": "a"}}}, 400, ["schema"]),
     "logprobs is a word": ({"logprobs": "yes"}, 400, ["logprobs"]),
     "top_logprobs alone": ({"top_logprobs": 3}, 400, ["top_logprobs"]),
     "unknown speaker": ({"speaker": "nobody"} | SPOKEN, 400, ["Invalid speaker"]),

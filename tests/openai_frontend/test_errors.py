@@ -27,6 +27,23 @@ def speech(data, **more):
     return user({"type": "text", "text": "?"}, {"type": "input_audio", "input_audio": {"data": data} | more})
 
 
+def schema(**json_schema):
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "a"} | json_schema}}
+
+
+def tool(**function):
+    return {"tools": [{"type": "function", "function": function}]}
+
+
+def choice(function):
+    return {"tool_choice": {"type": "function", "function": function}}
+
+
+def allowed(*names):
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools}}}
+
+
 SPOKEN = {"modalities": ["text", "audio"]}
 # changes to a good body -> param, and words that the message must hold
 BAD = [
@@ -42,7 +59,7 @@ BAD = [
     ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "nicode"),
     ({"messages": [{"role": "\ud800", "content": "x"}]}, "messages[0].role", "'assistant'"),
     ({"audio": {"format": "\ud800"}}, "audio.format", ""),
-    ({"response_format": {"\ud800": "\ud800"}}, "response_format", ""),
+    ({"response_format": {"\ud800": "\ud800"}}, "response_format.type", ""),
     ({"messages": [{"role": "assistant"}]}, "messages[0].content", "assistant said"),
     (
         {"messages": [{"role": "assistant", "audio": {"id": "audio-1"}}]},
@@ -111,13 +128,48 @@ BAD = [
     ({"task_type": "Base"}, "task_type", "vllm-omni"),
     ({"metadata": {str(i): "x" for i in range(17)}}, "metadata", "16"),
     ({"metadata": {"x": 1}}, "metadata.x", "string"),
-    ({"n": 2}, "n", "send 1"),
-    ({"n": True}, "n", "send 1"),
-    ({"frequency_penalty": 0.5}, "frequency_penalty", "send 0"),
-    ({"logprobs": "yes"}, "logprobs", "not supported"),
-    ({"top_logprobs": 3}, "top_logprobs", "not supported"),
-    ({"response_format": {"type": "json_schema"}}, "response_format", "not supported"),
-    ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+    ({"n": 0}, "n", "equal to 1"),
+    ({"n": 17}, "n", "16"),
+    ({"n": True}, "n", "integer"),
+    ({"n": 2} | SPOKEN, "n", "'audio' in modalities"),
+    ({"frequency_penalty": 2.5}, "frequency_penalty", "[-2, 2]"),
+    ({"presence_penalty": "much"}, "presence_penalty", "number"),
+    ({"min_p": 1.5}, "min_p", "[0, 1]"),
+    ({"logit_bias": {"5": 101}}, "logit_bias.5", "[-100, 100]"),
+    ({"logit_bias": {"sea": 1}}, "logit_bias", "token ids"),
+    ({"logit_bias": [5]}, "logit_bias", "object"),
+    ({"logprobs": "yes"}, "logprobs", "boolean"),
+    ({"top_logprobs": 3}, "top_logprobs", "logprobs: true"),
+    ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "[0, 20]"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "required"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type", "'json_object'"),
+    ({"response_format": {}}, "response_format.type", "missing"),
+    ({"response_format": "json"}, "response_format", "object"),
+    (schema(), "response_format.json_schema.schema", "required"),
+    (schema(schema=5), "response_format.json_schema.schema", "object"),
+    (schema(schema={"\ud800": 1}), "response_format.json_schema.schema", "nicode"),
+    (schema(schema={}, name="a b"), "response_format.json_schema.name", "pattern"),
+    (schema(schema={}, scheme={}), "response_format.json_schema.scheme", "did you mean 'schema'"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "required"),
+    ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].custom", "function"),
+    (tool(name="a b"), "tools[0].function.name", "pattern"),
+    (tool(name="a", parameters=5), "tools[0].function.parameters", "object"),
+    (tool(name="a", parameters={"a": "\ud800"}), "tools[0].function.parameters", "nicode"),
+    (tool(name="a", parameters={"type": "array"}), "tools[0].function.parameters.type", "'object'"),
+    (tool(name="a") | {"tool_choice": "any"}, "tool_choice", "'required'"),
+    (tool(name="a") | {"tool_choice": 5}, "tool_choice", '"allowed_tools"'),
+    (tool(name="a") | {"tool_choice": {"type": "mcp"}}, "tool_choice", '"allowed_tools"'),
+    (tool(name="a") | choice({}), "tool_choice.function.name", "required"),
+    (tool(name="a") | choice({"name": "b"}), "tool_choice.function.name", "must be one of the tools (a)"),
+    (tool(name="a") | allowed("b"), "tool_choice.allowed_tools.tools[0].function.name", "must be one of the tools (a)"),
+    (tool(name="a") | allowed(), "tool_choice.allowed_tools.tools", "at least 1"),
+    ({"tool_choice": "required"}, "tool_choice", "without tools"),
+    ({"parallel_tool_calls": False}, "parallel_tool_calls", "without tools"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "required"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "messages[0].tool_calls[0].type", "required"),
+    ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call", "send tool_calls"),
+    ({"functions": [{"name": "a"}]}, "functions", "send tools"),
+    ({"function_call": {"name": "a"}}, "function_call", "send tools and tool_choice"),
     ({"store": True}, "store", "send false"),
     ({"temprature": 1}, "temprature", "did you mean 'temperature'"),
     ({"\ud800": 1}, "?", "not known"),

@@ -44,7 +44,7 @@ async def test_the_api_describes_itself(make_app):
         described = (await client.get("/openapi.json")).json()
     body = described["components"]["schemas"]["ChatCompletionRequest"]
     assert body["additionalProperties"] is False
-    assert body["properties"]["n"]["enum"] == [None, 1]
+    assert body["properties"]["store"]["enum"] == [None, False]
 
 
 def test_settings_from_the_command_line(checkpoint):

@@ -20,6 +20,7 @@ from tests.openai_frontend.realtime.talk import served, talk_with
 pytestmark = pytest.mark.asyncio
 MakeApp = Callable[..., FastAPI]
 USER = {"type": "message", "role": "user"}
+F = {"type": "function", "name": "f"}
 
 
 def update(**session: Any) -> dict[str, Any]:
@@ -34,7 +35,13 @@ BAD = [
     ({"type": "session.upset"}, "type", "session.update"),
     ({}, "type", "missing"),
     ([], "body", "object"),
-    (update(tools=[{"type": "function", "name": "f"}]), "session.tools", "not supported"),
+    (update(tools=[{"type": "mcp", "server_label": "x"}]), "session.tools[0].server_label", "name"),
+    (update(tools=[{"type": "mcp", "name": "x"}]), "session.tools[0].type", "'function'"),
+    (update(tools=[F | {"parameters": {"type": "array"}}]), "session.tools[0].parameters.type", "'object'"),
+    (update(tools=[F, F]), "session.tools[1].name", "once"),
+    (update(tools=[F], tool_choice={"type": "function", "name": "g"}), "session.tool_choice.name", "(f)"),
+    (update(tool_choice="required"), "session.tool_choice", "without tools"),
+    (update(tool_choice="any"), "session.tool_choice", "'required'"),
     (update(voice="nobody"), "session.audio.output.voice", "Supported"),
     (update(instuctions="x"), "session.instuctions", "instructions"),
     (
@@ -51,7 +58,10 @@ BAD = [
     ({"type": "conversation.item.delete", "item_id": "gone"}, "item_id", "no item"),
     ({"type": "conversation.item.retrieve", "item_id": "gone"}, "item_id", "no item"),
     (add(USER | {"content": [{"type": "input_video"}]}), "item.content[0].type", "input_text"),
-    (add({"type": "function_call_output", "call_id": "1", "output": ""}), "item.role", ""),
+    (add({"type": "function_call_output", "call_id": "1", "output": ""}), "item.call_id", "no call '1'"),
+    (add({"type": "function_call_output", "call_id": "1"}), "item.output", "required"),
+    (add({"type": "function_call", "arguments": "{}"}), "item.name", "required"),
+    (add({"type": "mcp_call"}), "item.type", "'function_call'"),
     (
         add(USER | {"content": [{"type": "input_image", "image_url": "http://x/y.png"}]}),
         "item.content[0].image_url",
@@ -59,7 +69,12 @@ BAD = [
     ),
     (add(USER | {"content": [{"type": "input_audio", "audio": ""}]}), "item.content[0].audio", "no sample"),
     ({"type": "response.create"}, "messages", ""),
-    ({"type": "response.create", "response": {"tools": [1]}}, "response.tools", "not supported"),
+    ({"type": "response.create", "response": {"tools": [1]}}, "response.tools[0]", "object"),
+    (
+        {"type": "response.create", "response": {"tools": [F], "tool_choice": {"type": "function", "name": "g"}}},
+        "response.tool_choice.name",
+        "(f)",
+    ),
 ]
 
 
