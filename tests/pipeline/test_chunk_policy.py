@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from itertools import islice
 
 import pytest
 
 from triton_omni.errors import InvalidRequestError
-from triton_omni.pipeline.chunk_policy import ChunkPlan
+from triton_omni.pipeline.chunk_policy import RESERVE_S, ChunkBorders, ChunkPlan
 
 FRAME_S = 0.08
 PLANS = [(4, 8, 16, 25), (4, 25), (1,), (25,), (4, 6, 9, 13, 19, 25), (10, 2, 30, 5), (2, 40, 3)]
@@ -86,3 +88,91 @@ def test_bad_plans(frames: tuple[int, ...], field: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         ChunkPlan(frames)
     assert caught.value.field == field
+
+
+class Speech:
+    """A simulated talker and player. ``step_s`` of a frame's number: how long the talker works on it; a chunk takes
+    ``way_s`` of its number longer from the talker to the player than the first one did."""
+
+    def __init__(
+        self,
+        plan: ChunkPlan,
+        step_s: Callable[[int], float],
+        frames: int = 400,
+        way_s: Callable[[int], float] = lambda chunk: 0.0,
+    ) -> None:
+        self.now_s = 100.0
+        borders = ChunkBorders(plan.frames, plan.policy, lambda: self.now_s)
+        self.chunks: list[int] = []
+        self.stalls, collected, runs_dry_s = 0, 0, float("inf")
+        for frame in range(frames):
+            self.now_s += step_s(frame)
+            collected += 1
+            if not borders.is_complete(collected):
+                continue
+            borders.leave(collected)
+            arrives_s = self.now_s + way_s(len(self.chunks))
+            late = arrives_s > runs_dry_s + 1e-9
+            self.stalls += late
+            begins_s = arrives_s if late or not self.chunks else runs_dry_s
+            runs_dry_s = begins_s + collected * FRAME_S
+            self.chunks.append(collected)
+            collected = 0
+
+
+@pytest.mark.parametrize("frames", PLANS)
+@pytest.mark.parametrize("share", [0.05, 0.4, 3.0])
+def test_borders_of_a_fixed_plan_are_the_plans(frames: tuple[int, ...], share: float) -> None:
+    plan = ChunkPlan(frames)
+    chunks = Speech(plan, lambda _: share * FRAME_S).chunks
+    assert chunks == list(islice(plan.sizes(), len(chunks)))
+
+
+@pytest.mark.parametrize("frames", [(4, 8, 16, 25), (4, 25), (10, 20, 50)])
+def test_an_adaptive_plan_of_a_fast_talker_is_the_plan(frames: tuple[int, ...]) -> None:
+    chunks = Speech(ChunkPlan(frames, "adaptive"), lambda _: 0.05 * FRAME_S).chunks
+    assert chunks == list(islice(ChunkPlan(frames).sizes(), len(chunks)))
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.4, 0.6, 0.8, 0.95])
+def test_adaptive_chunks_never_stall_while_the_talker_keeps_up(share: float) -> None:
+    """Where the same sizes, fixed, stall from 0.16 on."""
+    adaptive = Speech(ChunkPlan((4, 25), "adaptive"), lambda _: share * FRAME_S)
+    fixed = Speech(ChunkPlan((4, 25)), lambda _: share * FRAME_S)
+    assert adaptive.stalls == 0
+    assert fixed.stalls == (share > 0.16)
+    assert min(adaptive.chunks) >= 4
+    assert share > 0.9 or max(adaptive.chunks) == 25
+
+
+def test_adaptive_chunks_grow_as_the_lead_does() -> None:
+    chunks = Speech(ChunkPlan((4, 25), "adaptive"), lambda _: 0.5 * FRAME_S).chunks
+    growing = chunks[: chunks.index(25) + 1]
+    assert growing == sorted(growing) and len(growing) > 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_adaptive_chunks_bear_a_way_that_takes_as_much_longer_as_the_reserve(seed: int) -> None:
+    chance = random.Random(seed)
+    way = [0.0, *(chance.uniform(0, 0.9 * RESERVE_S) for _ in range(400))]
+    speech = Speech(ChunkPlan((4, 25), "adaptive"), lambda _: 0.4 * FRAME_S, way_s=lambda chunk: way[chunk])
+    assert speech.stalls == 0
+
+
+def test_a_talker_that_pauses_stalls_once_and_goes_on_with_growing_chunks() -> None:
+    """Without a new start of the clock every later chunk would be as small as it may be."""
+    pause = {60: 5.0}
+    speech = Speech(ChunkPlan((4, 25), "adaptive"), lambda frame: pause.get(frame, 0.2 * FRAME_S))
+    assert speech.stalls == 1
+    assert speech.chunks[-2] == 25
+
+
+def test_a_talker_slower_than_speech_still_sends_whole_chunks() -> None:
+    """Smaller ones would only slow it down further."""
+    assert set(Speech(ChunkPlan((4, 25), "adaptive"), lambda _: 2 * FRAME_S).chunks) == {4}
+
+
+def test_a_policy_that_is_not_known() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        ChunkPlan(policy="greedy")
+    assert caught.value.field == "chunk_policy" and "fixed or adaptive" in caught.value.message

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,7 +11,9 @@ import numpy as np
 import pytest
 
 from tests.pipeline.support import HELLO, LIMIT_S, House, is_terminal
-from triton_omni.errors import InvalidRequestError, StageError
+from triton_omni.errors import InvalidRequestError, OmniError, StageError
+from triton_omni.pipeline import chunk_policy
+from triton_omni.pipeline.events import OmniEvent
 from triton_omni.pipeline.null import NullTalkerConfig, NullThinkerConfig
 from triton_omni.pipeline.stages import CodesEvent, FinishReason, Int32, TalkerStart
 
@@ -68,6 +72,32 @@ def test_audio_is_one_unbroken_tone_whatever_the_chunks(house: Make) -> None:
     plain = omni.submit().wait().audio
     for chunk_frames in ([1], [25], [7, 3]):
         assert np.array_equal(omni.submit(chunk_frames=chunk_frames).wait().audio, plain)
+
+
+def test_adaptive_chunks_of_a_slow_talker_reach_a_player_in_time(house: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All times ten times as long as in life, so that a busy machine is not what the player hears."""
+    monkeypatch.setattr(chunk_policy, "FRAME_S", 0.8)
+    monkeypatch.setattr(chunk_policy, "RESERVE_S", 1.0)
+    omni = house(talker=NullTalkerConfig(frame_ms=200))
+    arrivals: list[tuple[float, int]] = []
+    over = threading.Event()
+
+    def take(event: OmniEvent | OmniError) -> None:
+        if isinstance(event, OmniError) or event.is_end:
+            over.set()
+        elif event.audio.size:
+            arrivals.append((time.monotonic(), event.audio.size))
+
+    speech = {"chunk_frames": [4, 25], "chunk_policy": "adaptive", "talker": {"max_frames": 22}}
+    request = omni.parser.check({"messages": HELLO, "modalities": ["text", "audio"], **speech})
+    omni.pipeline.submit(request, take)
+    assert over.wait(LIMIT_S)
+    assert sum(samples for _, samples in arrivals) == 22 * 1920 - 555
+    assert 2 < len(arrivals) < 6, "25 frames at once come too late"
+    runs_dry_s = arrivals[0][0]
+    for arrived_s, samples in arrivals:
+        assert arrived_s <= runs_dry_s
+        runs_dry_s += samples / 1920 * chunk_policy.FRAME_S
 
 
 def test_chunks_follow_the_plan_and_the_last_carries_end(house: Make) -> None:

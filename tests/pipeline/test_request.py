@@ -8,7 +8,7 @@ import pytest
 
 from tests.pipeline.support import HELLO, IMAGE, MODEL
 from triton_omni.errors import InvalidRequestError
-from triton_omni.pipeline.chunk_policy import DEFAULT_CHUNK_FRAMES
+from triton_omni.pipeline.chunk_policy import DEFAULT_CHUNK_FRAMES, ChunkPlan
 from triton_omni.pipeline.request import RequestParser
 from triton_omni.sampling import TalkerSampling, ThinkerSampling
 
@@ -42,6 +42,7 @@ def test_everything_given() -> None:
         },
         "talker": {"temperature": 0, "max_frames": 7},
         "chunk_frames": [1, 2],
+        "chunk_policy": "adaptive",
         "async_chunk": False,
         "use_audio_in_video": True,
         "request_id": "log me",
@@ -61,7 +62,7 @@ def test_everything_given() -> None:
     assert request.talker == dataclasses.replace(
         TalkerSampling.defaults(MODEL.generation), temperature=0.0, max_frames=7
     )
-    assert request.chunk_plan.frames == (1, 2)
+    assert request.chunk_plan == ChunkPlan((1, 2), "adaptive")
     assert not request.async_chunk
     assert request.use_audio_in_video
     assert request.client_request_id == "log me"
@@ -73,9 +74,11 @@ def test_null_stands_for_an_absent_key() -> None:
 
 
 def test_own_defaults_of_the_server() -> None:
-    parser = RequestParser(MODEL, chunk_frames=[2, 9], async_chunk=False)
+    parser = RequestParser(MODEL, chunk_frames=[2, 9], chunk_policy="adaptive", async_chunk=False)
     request = parser.check({"messages": HELLO})
-    assert (request.chunk_plan.frames, request.async_chunk) == ((2, 9), False)
+    assert (request.chunk_plan, request.async_chunk) == (ChunkPlan((2, 9), "adaptive"), False)
+    assert parser.check({"messages": HELLO, "chunk_policy": "fixed"}).chunk_plan == ChunkPlan((2, 9))
+    assert parser.check({"messages": HELLO, "chunk_frames": [7]}).chunk_plan == ChunkPlan((7,), "adaptive")
 
 
 BAD_JSON = [
@@ -161,6 +164,7 @@ BAD_REQUESTS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": HELLO, "talker": {"max_frames": 0}}, "talker.max_frames", "at least 1"),
     ({"messages": HELLO, "talker": {"top_k": "50"}}, "talker.top_k", "integer"),
     ({"messages": HELLO, "chunk_frames": 4}, "chunk_frames", "list"),
+    ({"messages": HELLO, "chunk_policy": "greedy"}, "chunk_policy", "fixed or adaptive"),
     ({"messages": HELLO, "chunk_frames": []}, "chunk_frames", "1 to 64"),
     ({"messages": HELLO, "chunk_frames": [4, 0]}, "chunk_frames[1]", "[1, 300]"),
     ({"messages": HELLO, "chunk_frames": [4.0]}, "chunk_frames[0]", "integer"),

@@ -12,6 +12,7 @@ from tests.talker.conftest import CHUNKS, GREEDY, Listener, speak
 from tests.talker.scripted import BLOCK_TEXT, EOS_TEXT, FAIL_TEXT, ScriptedRunner
 from triton_omni.errors import InvalidRequestError, OmniError, StageError
 from triton_omni.model_config import ModelConfig
+from triton_omni.pipeline import chunk_policy
 from triton_omni.pipeline.stages import TalkerStart
 from triton_omni.talker.config import TalkerConfig
 from triton_omni.talker.engine import LocalTalkerEngine
@@ -71,6 +72,20 @@ def test_text_in_pieces_is_the_same_text(make: Make, hello: Start) -> None:
     engine.append("s", ids(), True)
     codes, reason = listener.result()
     assert np.array_equal(codes, whole) and heard(codes) == [5, 6, 7, 8] and reason == "stop"
+
+
+def test_adaptive_chunks_hold_the_same_codes_in_other_pieces(
+    make: Make, hello: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No lead at all: every chunk is as small as it may be."""
+    monkeypatch.setattr(chunk_policy, "RESERVE_S", float("inf"))
+    answer = [*range(33, 53), EOS_TEXT]
+    whole, _ = speak(make(), hello(answer, sampling=ENOUGH, chunk_frames=(4, 25)))
+    listener = Listener()
+    make().start("s", hello(answer, sampling=ENOUGH, chunk_frames=(4, 25), chunk_policy="adaptive"), listener)
+    codes, reason = listener.result()
+    assert np.array_equal(codes, whole) and reason == "stop"
+    assert [len(e.codes) for e in listener.events] == [4, 4, 4, 4, 4, 0]
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_a_whole_talker_session_in_one_request(null_server: TritonServer) -> Non
 
 
 def test_a_talker_session_with_its_own_plan_and_sampling(null_server: TritonServer) -> None:
-    request = {"chunk_frames": [3, 10], "sampling": {"max_frames": 20}, "speaker": "ethan"}
+    request = {"chunk_frames": [3, 10], "sampling": {"max_frames": 20}, "speaker": "ethan", "chunk_policy": "fixed"}
     inputs = {"REQUEST": [json.dumps(request)], "PROMPT_TOKEN_IDS": PROMPT, "TOKEN_IDS": _ids(40)}
     _, *rest = TritonCall(null_server, "talker", inputs, sequence_id="planned", **WHOLE)
     assert [len(r["CODES"]) for r in rest] == [3, 10, 7]
@@ -119,6 +119,10 @@ def test_a_talker_session_cancelled_with_its_end(null_server: TritonServer, even
         (
             {"PROMPT_TOKEN_IDS": PROMPT, "REQUEST": ['{"chunk_frames": "4"}']},
             "invalid_request [chunk_frames]: must be a list of integers, got '4'",
+        ),
+        (
+            {"PROMPT_TOKEN_IDS": PROMPT, "REQUEST": ['{"chunk_policy": "greedy"}']},
+            "invalid_request [chunk_policy]: must be fixed or adaptive, got 'greedy'",
         ),
         (
             {"PROMPT_TOKEN_IDS": PROMPT, "REQUEST": ['{"sampling": {"max_frame": 1}}']},

@@ -132,6 +132,7 @@ def test_talker_start(rows: PromptRows | None, token_ids: np.ndarray) -> None:
         speaker="chelsie",
         sampling=TalkerSampling(temperature=0, max_frames=9, seed=1),
         chunk_frames=(4, 8),
+        chunk_policy="adaptive",
         prompt_rows=rows,
         token_ids=token_ids,
         text_finished=bool(token_ids.size),

@@ -5,31 +5,44 @@ there, so while the talker works on chunk k the player lives on chunks 0..k-1. A
 soon; a large second one after it ("4, then 25") stalls everybody once, because 4 frames last 0.3 s and 25 frames take
 longer. Growing sizes earn the time for the next: with 4, 8, 16, 25, 25, … the talker may take half of real time.
 Large chunks at the end keep the number of messages and vocoder calls low.
+
+An adaptive plan's sizes are the most a chunk may have: it leaves earlier, with no fewer frames than the first chunk,
+when the player would run dry. So "4, 25, adaptive" sends as few chunks as a fast talker allows, and stalls only when
+the talker cannot keep up with real time.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 
 from triton_omni.errors import InvalidRequestError
 
+FRAME_S = 0.08
 DEFAULT_CHUNK_FRAMES = (4, 8, 16, 25)
 MAX_CHUNK_FRAMES = 300
 MAX_PLAN_LENGTH = 64
+CHUNK_POLICIES = ("fixed", "adaptive")
+# What a chunk may take from the talker to the player longer than the first one took: vocoder, network, a busy machine.
+RESERVE_S = 0.1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ChunkPlan:
-    """``frames``: sizes of the first chunks in codec frames; the last one repeats.
+    """``frames``: sizes of the first chunks in codec frames; the last one repeats. ``policy``: "fixed", or "adaptive":
+    chunks after the first have at most these sizes and leave before the player runs dry.
 
-    Raises: InvalidRequestError naming ``chunk_frames``.
+    Raises: InvalidRequestError naming ``chunk_frames`` or ``chunk_policy``.
     """
 
     frames: tuple[int, ...] = DEFAULT_CHUNK_FRAMES
+    policy: str = CHUNK_POLICIES[0]
 
     def __post_init__(self) -> None:
+        if self.policy not in CHUNK_POLICIES:
+            raise InvalidRequestError("chunk_policy", f"must be fixed or adaptive, got {self.policy!r}")
         if not 1 <= len(self.frames) <= MAX_PLAN_LENGTH:
             raise InvalidRequestError(
                 "chunk_frames", f"must hold 1 to {MAX_PLAN_LENGTH} sizes (the last repeats), got {len(self.frames)}"
@@ -94,3 +107,35 @@ class ChunkPlan:
             limit = min(limit, played / (played + size - first))
             played += size
         return limit
+
+
+class ChunkBorders:
+    """Where the chunks of one speech end, said while it is made. Not thread-safe; ``now_s`` tells the time."""
+
+    def __init__(self, sizes: tuple[int, ...], policy: str, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._sizes, self._adaptive, self._now_s = sizes, policy == "adaptive", now_s
+        self._left = 0
+        self._runs_dry_s = self._frame_s = float("-inf")
+
+    def until_next(self, frames: int) -> int:
+        """How many frames from now ``is_complete`` is to be asked, for a chunk that has ``frames``."""
+        return 1 if self._adaptive else self._size() - frames
+
+    def is_complete(self, frames: int) -> bool:
+        """Whether the chunk leaves with the frame that has just been made, its number ``frames``."""
+        size = self._size()
+        if not self._adaptive or frames >= size:
+            return frames >= size
+        now_s = self._now_s()
+        next_frame_s = now_s + (now_s - self._frame_s)
+        self._frame_s = now_s
+        return frames >= self._sizes[0] and next_frame_s + RESERVE_S > self._runs_dry_s
+
+    def leave(self, frames: int) -> None:
+        """A chunk of ``frames`` is on its way. The player's clock runs from the first; a stall sets it anew."""
+        self._frame_s = self._now_s()
+        self._runs_dry_s = max(self._runs_dry_s, self._frame_s) + frames * FRAME_S
+        self._left += 1
+
+    def _size(self) -> int:
+        return self._sizes[min(self._left, len(self._sizes) - 1)]

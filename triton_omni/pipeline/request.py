@@ -26,6 +26,7 @@ _KEYS = (
     "thinker",
     "talker",
     "chunk_frames",
+    "chunk_policy",
     "async_chunk",
     "use_audio_in_video",
     "continuous_usage",
@@ -57,19 +58,24 @@ class OmniRequest:
 class RequestParser:
     """Parses requests against one checkpoint; built once.
 
-    ``chunk_frames`` and ``async_chunk`` are what requests get that do not say. Raises InvalidRequestError on a bad
-    ``chunk_frames``.
+    ``chunk_frames``, ``chunk_policy`` and ``async_chunk`` are what requests get that do not say. Raises
+    InvalidRequestError on a bad one.
     """
 
     def __init__(
-        self, model: ModelConfig, *, chunk_frames: Sequence[int] = DEFAULT_CHUNK_FRAMES, async_chunk: bool = True
+        self,
+        model: ModelConfig,
+        *,
+        chunk_frames: Sequence[int] = DEFAULT_CHUNK_FRAMES,
+        chunk_policy: str = "fixed",
+        async_chunk: bool = True,
     ) -> None:
         self._speaks = model.speaks
         self._speakers = tuple(model.speakers) if model.speaks else ()
         self._default_speaker = model.default_speaker if model.speaks else ""
         self._thinker = ThinkerSampling.defaults(model.generation)
         self._talker = TalkerSampling.defaults(model.generation)
-        self._chunk_plan = ChunkPlan(tuple(chunk_frames))
+        self._chunk_plan = ChunkPlan(tuple(chunk_frames), chunk_policy)
         self._async_chunk = async_chunk
 
     def parse(self, request: str | bytes, media: Sequence[bytes] = ()) -> OmniRequest:
@@ -95,7 +101,7 @@ class RequestParser:
             speaker=self._speaker(values.get("speaker")),
             thinker=from_mapping(ThinkerSampling, _object(values, "thinker"), where="thinker.", base=self._thinker),
             talker=from_mapping(TalkerSampling, _object(values, "talker"), where="talker.", base=self._talker),
-            chunk_plan=self._plan(values.get("chunk_frames")),
+            chunk_plan=self._plan(values),
             async_chunk=_flag(values, "async_chunk", self._async_chunk),
             use_audio_in_video=_flag(values, "use_audio_in_video", False),
             continuous_usage=_flag(values, "continuous_usage", False),
@@ -130,10 +136,9 @@ class RequestParser:
             raise InvalidRequestError("speaker", f"Invalid speaker {short(speaker)}. Supported: {voices}")
         return speaker.lower()
 
-    def _plan(self, chunk_frames: Any) -> ChunkPlan:
-        if chunk_frames is None:
-            return self._chunk_plan
-        return ChunkPlan(_integers(chunk_frames))
+    def _plan(self, values: Mapping[str, Any]) -> ChunkPlan:
+        frames = _integers(values["chunk_frames"]) if "chunk_frames" in values else self._chunk_plan.frames
+        return ChunkPlan(frames, values.get("chunk_policy", self._chunk_plan.policy))
 
 
 def _load(request: str | bytes) -> Mapping[str, Any]:

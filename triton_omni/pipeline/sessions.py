@@ -34,7 +34,8 @@ class TalkerSession:
 
     All ids that are ready leave in one append. Frame t needs answer id t, so until the first chunk is complete every
     id goes at once; after it ids leave in groups of ``ids_per_append`` that end at the borders of the chunk plan: no
-    chunk waits for an id it does not need, and the talker lags by fewer steps than a group has ids.
+    chunk waits for an id it does not need, and the talker lags by fewer steps than a group has ids. A chunk that an
+    adaptive plan would cut short may wait for the rest of a group.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class TalkerSession:
                 speaker=speaker,
                 sampling=sampling,
                 chunk_frames=self._plan.frames,
+                chunk_policy=self._plan.policy,
                 prompt_rows=rows,
                 token_ids=token_ids,
                 text_finished=text_finished,

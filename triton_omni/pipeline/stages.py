@@ -79,7 +79,7 @@ class PromptRows:
 class TalkerStart:
     """Opens a speech session. ``prompt_token_ids`` int32 [P] as the thinker gave them; ``prompt_rows`` for media
     prompts; ``token_ids`` int32 [k >= 0] the first answer ids; ``text_finished`` when no more will follow.
-    ``chunk_frames``: sizes of the CODES events, the last repeats.
+    ``chunk_frames`` and ``chunk_policy``: sizes of the CODES events, as ChunkPlan has them.
     """
 
     prompt_token_ids: Int32
@@ -89,6 +89,7 @@ class TalkerStart:
     prompt_rows: PromptRows | None = None
     token_ids: Int32 = dataclasses.field(default_factory=lambda: NO_IDS)
     text_finished: bool = False
+    chunk_policy: str = "fixed"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

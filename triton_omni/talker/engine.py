@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from triton_omni.errors import InvalidRequestError, OmniError, StageError
+from triton_omni.pipeline.chunk_policy import ChunkBorders
 from triton_omni.pipeline.stages import CodesEvent, Int32, TalkerSink, TalkerStart
 from triton_omni.talker.config import TalkerConfig
 from triton_omni.talker.prefill import Prefill, check_text_ids, plan_prefill
@@ -69,7 +70,7 @@ class LocalTalkerEngine:
             sampling=start.sampling,
             seed=secrets.randbits(63) if start.sampling.seed is None else start.sampling.seed,
             text=Text(self._shape.text),
-            chunks=Chunks(start.chunk_frames, self._shape.groups),
+            chunks=Chunks(ChunkBorders(start.chunk_frames, start.chunk_policy), self._shape.groups),
             prefill=None,
         )
         try:

@@ -8,6 +8,7 @@ import enum
 import numpy as np
 
 from triton_omni.errors import OmniError
+from triton_omni.pipeline.chunk_policy import ChunkBorders
 from triton_omni.pipeline.stages import CodesEvent, FinishReason, Int32, TalkerSink
 from triton_omni.sampling import TalkerSampling
 from triton_omni.talker.prefill import Prefill
@@ -55,17 +56,18 @@ class Text:
 
 
 class Chunks:
-    """Collects frames and hands them out in the sizes of the chunk plan, whose last one repeats."""
+    """Collects frames and hands them out at the borders."""
 
-    def __init__(self, sizes: tuple[int, ...], groups: int) -> None:
-        self._sizes, self._groups, self._handed_out = sizes, groups, 0
+    def __init__(self, borders: ChunkBorders, groups: int) -> None:
+        self._borders, self._groups = borders, groups
         self._frames: list[Int32] = []
 
     def add(self, frame: Int32) -> None:
         self._frames.append(frame)
 
     def at_border(self) -> bool:
-        return len(self._frames) == self._sizes[min(self._handed_out, len(self._sizes) - 1)]
+        """Whether a chunk leaves with the frame that was added last."""
+        return self._borders.is_complete(len(self._frames))
 
     def clear(self) -> None:
         self._frames = []
@@ -73,7 +75,7 @@ class Chunks:
     def take(self) -> Int32:
         """int32 [frames, groups], all that have come together."""
         frames, self._frames = self._frames, []
-        self._handed_out += 1
+        self._borders.leave(len(frames))
         return np.stack(frames) if frames else np.empty((0, self._groups), np.int32)
 
 

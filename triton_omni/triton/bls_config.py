@@ -12,6 +12,7 @@ class BlsConfig:
     """How requests are handed on that do not say it themselves, and the names of the three models it calls."""
 
     chunk_frames: tuple[int, ...] = DEFAULT_CHUNK_FRAMES
+    chunk_policy: str = "fixed"
     async_chunk: bool = True
     thinker_model: str = "thinker"
     talker_model: str = "talker"

@@ -1,16 +1,17 @@
 """The talker's requests and responses as tensors, both ways.
 
-A session is a Triton sequence. START opens it: REQUEST {speaker, sampling, chunk_frames}, PROMPT_TOKEN_IDS, for media
-prompts PROMPT_POSITIONS, ROWS and ROWS_DTYPE, and the first TOKEN_IDS; its response stream carries all CODES. Later
-requests append TOKEN_IDS, with TEXT_FINISHED among the last, and answer nothing. END closes the sequence; CANCEL with
-it ends the session at once, otherwise no text follows. START and END in one request is a whole session.
+A session is a Triton sequence. START opens it: REQUEST {speaker, sampling, chunk_frames, chunk_policy},
+PROMPT_TOKEN_IDS, for media prompts PROMPT_POSITIONS, ROWS and ROWS_DTYPE, and the first TOKEN_IDS; its response stream
+carries all CODES. Later requests append TOKEN_IDS, with TEXT_FINISHED among the last, and answer nothing. END closes
+the sequence; CANCEL with it ends the session at once, otherwise no text follows. START and END in one request is a
+whole session.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from triton_omni.errors import InvalidRequestError
@@ -32,7 +33,7 @@ from triton_omni.triton.tensors import (
 from triton_omni.triton.thinker_wire import read_rows, rows_tensors
 
 OUTPUTS = ("CODES", "FINISH_REASON")
-_KEYS = ("speaker", "sampling", "chunk_frames")
+_KEYS = ("speaker", "sampling", "chunk_frames", "chunk_policy")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ def start_tensors(start: TalkerStart) -> list[Any]:
         "speaker": start.speaker,
         "sampling": dataclasses.asdict(start.sampling),
         "chunk_frames": start.chunk_frames,
+        "chunk_policy": start.chunk_policy,
     }
     return [
         string_tensor("REQUEST", json.dumps(content)),
@@ -89,13 +91,15 @@ def read_start(inputs: Arrays, defaults: TalkerDefaults, *, end: bool) -> Talker
     has_rows = [name in inputs for name in ("PROMPT_POSITIONS", "ROWS", "ROWS_DTYPE")]
     if any(has_rows) and not all(has_rows):
         raise InvalidRequestError("ROWS", "PROMPT_POSITIONS, ROWS and ROWS_DTYPE come together or not at all")
+    plan = _plan(content, defaults.plan)
     return TalkerStart(
         prompt_token_ids=read_ids(inputs, "PROMPT_TOKEN_IDS"),
         speaker=speaker,
         sampling=from_mapping(
             TalkerSampling, read_object(content, "sampling"), where="sampling.", base=defaults.sampling
         ),
-        chunk_frames=_plan(content["chunk_frames"]).frames if "chunk_frames" in content else defaults.plan.frames,
+        chunk_frames=plan.frames,
+        chunk_policy=plan.policy,
         prompt_rows=read_rows(inputs) if all(has_rows) else None,
         token_ids=read_ids(inputs, "TOKEN_IDS"),
         text_finished=end or read_flag(inputs, "TEXT_FINISHED"),
@@ -119,7 +123,8 @@ def read_codes(outputs: Arrays) -> CodesEvent:
     return CodesEvent(outputs["CODES"], reason or None)
 
 
-def _plan(frames: Any) -> ChunkPlan:
+def _plan(content: Mapping[str, Any], default: ChunkPlan) -> ChunkPlan:
+    frames = content.get("chunk_frames", list(default.frames))
     if not isinstance(frames, list) or not all(type(size) is int for size in frames):
         raise InvalidRequestError("chunk_frames", f"must be a list of integers, got {frames!r}")
-    return ChunkPlan(tuple(frames))
+    return ChunkPlan(tuple(frames), content.get("chunk_policy", default.policy))

@@ -16,7 +16,8 @@ from triton_omni.errors import OmniError
 from triton_omni.pipeline.events import CancelToken, OmniEvent
 from triton_omni.pipeline.pipeline import OmniPipeline, PipelineConfig
 from triton_omni.pipeline.request import RequestParser
-from triton_omni.triton.bls import BlsCode2Wav, BlsConfig, BlsTalker, BlsThinker, ChildRequests
+from triton_omni.triton.bls import BlsCode2Wav, BlsTalker, BlsThinker, ChildRequests
+from triton_omni.triton.bls_config import BlsConfig
 from triton_omni.triton.cancel_keys import CancelKeys
 from triton_omni.triton.lifetime import end_with_server
 from triton_omni.triton.metrics import StatsMetrics
@@ -41,7 +42,12 @@ class TritonPythonModel:
         self._wakeups = WakeupReader()
         self._cancel_keys = CancelKeys(self._wakeups)
         children = ChildRequests(self._wakeups)
-        self._parser = RequestParser(instance.checkpoint(), chunk_frames=bls.chunk_frames, async_chunk=bls.async_chunk)
+        self._parser = RequestParser(
+            instance.checkpoint(),
+            chunk_frames=bls.chunk_frames,
+            chunk_policy=bls.chunk_policy,
+            async_chunk=bls.async_chunk,
+        )
         self._pipeline = OmniPipeline(
             BlsThinker(children, bls.thinker_model),
             BlsTalker(children, bls.talker_model),

@@ -9,7 +9,7 @@ import time
 import numpy as np
 
 from triton_omni.errors import InvalidRequestError, OmniError, StageError
-from triton_omni.pipeline.chunk_policy import ChunkPlan
+from triton_omni.pipeline.chunk_policy import ChunkBorders, ChunkPlan
 from triton_omni.pipeline.null.checks import at_least
 from triton_omni.pipeline.stages import CodesEvent, FinishReason, Int32, TalkerSink, TalkerStart
 from triton_omni.pipeline.timers import Timer, Timers
@@ -35,7 +35,8 @@ class _Speech:
     def __init__(self, session_id: str, start: TalkerStart, sink: TalkerSink, config: NullTalkerConfig) -> None:
         self.session_id = session_id
         self.sink = sink
-        self.plan = ChunkPlan(start.chunk_frames)
+        plan = ChunkPlan(start.chunk_frames, start.chunk_policy)
+        self.borders = ChunkBorders(plan.frames, plan.policy)
         self.sampling = start.sampling
         self.frames_per_token = config.frames_per_token
         self.ids = 0
@@ -136,10 +137,10 @@ class NullTalker:
         self._wait(speech)
 
     def _wait(self, speech: _Speech) -> None:
-        """Set the timer for the next border, or for as far as the text goes; none when the session needs text."""
+        """Set the timer for where a chunk may end, or for as far as the text goes; none when the session needs text."""
         if speech.timer is not None:
             return
-        target = min(speech.plan.next_border(speech.done), speech.available)
+        target = min(speech.done + speech.borders.until_next(speech.done - speech.sent), speech.available)
         if target > speech.done or speech.finish_reason is not None:
             frames = target - speech.done
             speech.next_s = max(speech.next_s, time.monotonic()) + frames * self._config.frame_ms / 1e3
@@ -149,11 +150,12 @@ class NullTalker:
         with self._lock:
             if self._running.get(speech.session_id) is not speech:
                 return
-            at_border = target == speech.plan.next_border(speech.done)
             speech.done, speech.timer = target, None
+            at_border = speech.borders.is_complete(target - speech.sent)
             finish = speech.finish_reason
             codes = self._codes(speech.sent, target)
             if at_border or finish is not None:
+                speech.borders.leave(target - speech.sent)
                 speech.sent = target
             if finish is None:
                 self._wait(speech)
