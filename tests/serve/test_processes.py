@@ -13,12 +13,12 @@ import pytest
 from triton_omni.errors import ConfigError
 from triton_omni.serve.processes import (
     STUB,
+    Exits,
     LoadingStubs,
     Watched,
     check_ports_free,
     child_pids,
     model_stubs,
-    wait_first_exit,
 )
 
 # Ends when its standard input closes.
@@ -72,11 +72,15 @@ def test_an_unknown_address_names_the_option() -> None:
 def test_the_first_process_to_end_is_reported() -> None:
     with idle_process(sys.executable, "-c", IDLE) as stays, idle_process(sys.executable, "-c", IDLE) as ends:
         assert {stays.pid, ends.pid} <= set(child_pids(os.getpid()))
-        ends.kill()
-        first = wait_first_exit([Watched("stays", stays.pid), Watched("ends", ends.pid)])
-        assert first == Watched("ends", ends.pid)
-        assert ends.wait() != 0
-        assert wait_first_exit([Watched("stays", stays.pid), Watched("ends", ends.pid)]).name == "ends"
+        with Exits([Watched("stays", stays.pid), Watched("ends", ends.pid)]) as exits:
+            ends.kill()
+            assert exits.wait() == Watched("ends", ends.pid)
+            assert ends.wait() != 0
+            exits.add(Watched("ends", ends.pid))
+            assert exits.wait().name == "ends", "a process that has gone already"
+            stays.kill()
+            assert exits.wait().name == "stays"
+            stays.wait()
 
 
 @contextlib.contextmanager

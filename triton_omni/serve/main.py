@@ -29,8 +29,9 @@ from triton_omni.model_config import ModelConfig
 from triton_omni.serve.deployment import Deployment
 from triton_omni.serve.examples import curl_example, python_example
 from triton_omni.serve.frontend import FrontendProcess, tail
-from triton_omni.serve.processes import Watched, check_ports_free, model_stubs, wait_first_exit
+from triton_omni.serve.processes import Watched, check_ports_free
 from triton_omni.serve.profile import names as profile_names
+from triton_omni.serve.replicas import Replicas
 from triton_omni.serve.signals import StopRequested, StopSignals
 from triton_omni.serve.tritonserver import TritonServer
 
@@ -158,9 +159,8 @@ def serve(options: Options, signals: StopSignals) -> None:
                 logger.info("%6.1f s  warm", time.monotonic() - started)
             model = options.model_name or checkpoint.resolve().name
             _announce(options, model, voice, demo=options.checkpoint is None)
-            with signals.interruptible():
-                children = [Watched("the frontend", frontend.pid), Watched("tritonserver", server.pid)]
-                ended = wait_first_exit([*children, *model_stubs(server.pid)])
+            with Replicas(server) as replicas, signals.interruptible():
+                ended = replicas.watch([Watched("the frontend", frontend.pid), Watched("tritonserver", server.pid)])
             log_path = frontend.log_path if ended.pid == frontend.pid else server.log_path
             raise ConfigError(f"{ended.name} (process {ended.pid}) ended by itself\n{tail(log_path)}")
 

@@ -10,20 +10,24 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Self
 
 from triton_omni.errors import ConfigError
 
 STUB = "triton_python_backend_stub"
+_INSTANCE_WORD = 8  # of a stub's command line
 # Before a command: it is asked to end when its parent ends, also when that was killed and could not clean up.
 WITH_PARENT = ("setpriv", "--pdeathsig", "TERM")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Watched:
-    """A process whose end ends everything."""
+    """A process whose end matters. ``model`` and ``instance`` are a stub's, as Triton calls them."""
 
     name: str
     pid: int
+    model: str = dataclasses.field(default="", compare=False)
+    instance: str = dataclasses.field(default="", compare=False)
 
 
 def model_stubs(tritonserver_pid: int) -> list[Watched]:
@@ -36,8 +40,9 @@ def model_stubs(tritonserver_pid: int) -> list[Watched]:
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
             if Path(words[0]).name == STUB:
-                # words[1]: REPOSITORY/MODEL/VERSION/model.py
-                stubs.append(Watched(f"a process of the model {Path(words[1]).parents[1].name!r}", pid))
+                model = Path(words[1]).parents[1].name  # of REPOSITORY/MODEL/VERSION/model.py
+                instance = words[_INSTANCE_WORD] if len(words) > _INSTANCE_WORD else ""
+                stubs.append(Watched(f"a process of the model {model!r}", pid, model, instance))
     return stubs
 
 
@@ -75,21 +80,43 @@ def child_pids(parent_pid: int) -> list[int]:
     return children
 
 
-def wait_first_exit(watched: Iterable[Watched]) -> Watched:
-    """Block until one of these processes has ended; it is left for its parent to reap."""
-    poll = select.poll()
-    with contextlib.ExitStack() as stack:
-        by_descriptor = {}
+class Exits:
+    """Waits for the first of some processes to end; each is left for its parent to reap. Any thread may ``add``."""
+
+    def __init__(self, watched: Iterable[Watched] = ()) -> None:
+        self._poll = select.epoll()
+        self._by_descriptor: dict[int, Watched] = {}
         for process in watched:
-            try:
-                descriptor = os.pidfd_open(process.pid)
-            except ProcessLookupError:
-                return process
-            stack.callback(os.close, descriptor)
-            poll.register(descriptor, select.POLLIN)
-            by_descriptor[descriptor] = process
-        descriptor, _ = poll.poll()[0]
-        return by_descriptor[descriptor]
+            self.add(process)
+
+    def add(self, process: Watched) -> None:
+        """Watch ``process``, too; one that has ended already is reported next."""
+        try:
+            descriptor = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            descriptor = os.eventfd(1)  # readable at once
+        self._by_descriptor[descriptor] = process
+        self._poll.register(descriptor, select.EPOLLIN)
+
+    def wait(self) -> Watched:
+        """Block until one has ended, and watch it no more."""
+        (descriptor, _), *_ = self._poll.poll(maxevents=1)
+        self._poll.unregister(descriptor)
+        os.close(descriptor)
+        return self._by_descriptor.pop(descriptor)
+
+    def close(self) -> None:
+        """Watch none any more."""
+        for descriptor in self._by_descriptor:
+            os.close(descriptor)
+        self._by_descriptor.clear()
+        self._poll.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def check_ports_free(ports: Sequence[tuple[str, str, int]]) -> None:

@@ -6,6 +6,7 @@ The server is the ``tritonserver`` on PATH (NVIDIA's container), else the one th
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -39,6 +40,7 @@ BACKEND_CONFIG: Mapping[str, int] = {
     "shm-growth-byte-size": 4 << 20,  # growing is slow: a few large steps instead of many of 1 MiB
     "stub-timeout-seconds": 600,  # a loaded machine starts its stubs slowly
 }
+CONTROL_HEADER = "omni-control-key"
 ERROR_LINES = 40
 EXIT_TIMEOUT_S = 5  # a client's open gRPC stream or an open sequence keeps the server for so long
 _LOADING = re.compile(r"] \"?loading: (?P<model>[^:\"\s]+)")
@@ -84,6 +86,7 @@ class TritonServer:
         self._arguments = tuple(arguments)
         self._environment = dict(environment or {})
         self._python = python or Path(sys.executable)
+        self._control_key = uuid.uuid4().hex
         self.shm_prefix = f"triton_omni_{uuid.uuid4().hex[:12]}_"
         self._process: subprocess.Popen[bytes] | None = None
         self._reaper: subprocess.Popen[bytes] | None = None
@@ -153,6 +156,11 @@ class TritonServer:
             f"--grpc-port={self.grpc_port}",
             f"--metrics-port={self.metrics_port}",
             f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
+            "--model-control-mode=explicit",
+            "--load-model=*",
+            # Who may load models may run any code in them: nobody but this process.
+            f"--http-restricted-api=model-repository:{CONTROL_HEADER}={self._control_key}",
+            f"--grpc-restricted-protocol=model-repository:{CONTROL_HEADER}={self._control_key}",
             *(f"--backend-config=python,{key}={value}" for key, value in backend.items()),
             *self._arguments,
         ]
@@ -178,6 +186,43 @@ class TritonServer:
                 self._fail(f"{lost} ended while it was loading")
             if time.monotonic() > deadline:
                 self._fail(f"tritonserver was not ready after {timeout_s:g} s")
+
+    def load(self, model: str) -> None:
+        """Have a model's directory read again, and return when that has been done. Where only the instance groups have
+        changed, Triton starts and ends the instances that are new and gone, and leaves the others alone.
+
+        Raises: ConfigError with Triton's reason; the model then goes on as it was.
+        """
+        self._control(model, f"models/{model}/load")
+
+    def unload(self, model: str, timeout_s: float) -> None:
+        """Take a model out, and return when its processes have ended and their memory is free.
+
+        Raises: ConfigError with Triton's reason, or when ``timeout_s`` passes.
+        """
+        self._control(model, f"models/{model}/unload")
+        deadline = time.monotonic() + timeout_s
+        while any(
+            one["name"] == model and (one.get("state"), one.get("reason")) != ("UNAVAILABLE", "unloaded")
+            for one in json.loads(self._control(model, "index"))
+        ):
+            if time.monotonic() > deadline:
+                raise ConfigError(f"was not unloaded after {timeout_s:g} s", field=f"model {model}")
+            self._wait_exit(0.1)
+
+    def _control(self, model: str, path: str) -> bytes:
+        """What Triton's model control answers. Raises ConfigError with its reason."""
+        url = f"{self.http_url}/v2/repository/{path}"
+        request = urllib.request.Request(url, b"{}", {CONTROL_HEADER: self._control_key}, method="POST")
+        try:
+            with urllib.request.urlopen(request) as response:
+                answer: bytes = response.read()
+                return answer
+        except urllib.error.HTTPError as error:
+            reason = error.read().decode(errors="replace")
+        except OSError as error:
+            reason = str(error)
+        raise ConfigError(f"Triton does not do it ({path}): {reason}", field=f"model {model}")
 
     def _wait_exit(self, timeout_s: float) -> bool:
         if self._process is None:

@@ -7,7 +7,6 @@ response; ``wakeups`` says when later ones can be read.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import logging
 import threading
 import time
@@ -18,7 +17,6 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from triton_omni.errors import CapacityError, OmniError, StageError, from_wire
-from triton_omni.pipeline.chunk_policy import DEFAULT_CHUNK_FRAMES
 from triton_omni.pipeline.stages import (
     NO_IDS,
     CodesChunk,
@@ -31,23 +29,11 @@ from triton_omni.pipeline.stages import (
     ThinkerRequest,
 )
 from triton_omni.triton import code2wav_wire, talker_wire, thinker_wire
+from triton_omni.triton.dead_replicas import DeadReplicaError, Sequences, opened
 from triton_omni.triton.tensors import Arrays, arrays
 from triton_omni.triton.wakeups import PARAMETER, Arrivals, WakeupReader
 
 logger = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class BlsConfig:
-    """What omni_bls can be told beside PipelineConfig: how requests are handed on that do not say it themselves, and
-    the names of the three models it calls.
-    """
-
-    chunk_frames: tuple[int, ...] = DEFAULT_CHUNK_FRAMES
-    async_chunk: bool = True
-    thinker_model: str = "thinker"
-    talker_model: str = "talker"
-    code2wav_model: str = "code2wav"
 
 
 ITERATOR_LIFE_S = 3.0
@@ -82,10 +68,13 @@ class ChildRequests:
         try:
             parameters = {PARAMETER: arrivals.parameter}
             iterator = self._exec(model, inputs, outputs, parameters=parameters, **options)
+            first = next(iterator)
         except BaseException:
             self._wakeups.forget(key)
             raise
-        return self._responses(model, iterator, arrivals, key)
+        if first.has_error():  # nothing follows an error
+            self._finish(iterator, key)
+        return self._responses(model, iterator, arrivals, key, _read(model, first))
 
     def _exec(self, model: str, inputs: Sequence[Any], outputs: Sequence[str], **options: Any) -> Any:
         request = pb_utils.InferenceRequest(
@@ -100,13 +89,15 @@ class ChildRequests:
         except pb_utils.TritonModelException as error:
             raise _error(model, str(error)) from None
 
-    def _responses(self, model: str, iterator: Any, arrivals: Arrivals, key: bytes) -> Iterator[Arrays]:
-        read, ended = 0, False
+    def _responses(self, model: str, iterator: Any, arrivals: Arrivals, key: bytes, first: Arrays) -> Iterator[Arrays]:
+        read, ended = 1, False
         try:
-            while read == 0 or arrivals.wait(read + 1):
+            if first:
+                yield first
+            while arrivals.wait(read + 1):
                 response = next(iterator)
                 read += 1
-                ended = response.has_error()  # nothing follows an error
+                ended = response.has_error()
                 if tensors := _read(model, response):
                     yield tensors
             ended = True
@@ -170,11 +161,14 @@ class BlsThinker:
         self._model = model
 
     def generate(self, request: ThinkerRequest) -> Iterator[ThinkerEvent]:
-        responses = self._children.stream(
+        responses = opened(
             self._model,
-            thinker_wire.generate_tensors(request),
-            thinker_wire.GENERATE_OUTPUTS,
-            request_id=request.request_id,
+            lambda _: self._children.stream(
+                self._model,
+                thinker_wire.generate_tensors(request),
+                thinker_wire.GENERATE_OUTPUTS,
+                request_id=request.request_id,
+            ),
         )
         return map(thinker_wire.read_event, responses)
 
@@ -194,15 +188,19 @@ class BlsTalker:
     def __init__(self, children: ChildRequests, model: str) -> None:
         self._children = children
         self._model = model
+        self._sequences = Sequences()
 
     def start(self, session_id: str, start: TalkerStart) -> Iterator[CodesEvent]:
-        responses = self._children.stream(
+        responses = opened(
             self._model,
-            talker_wire.start_tensors(start),
-            talker_wire.OUTPUTS,
-            request_id=session_id,
-            correlation_id=session_id,
-            flags=_START,
+            lambda number: self._children.stream(
+                self._model,
+                talker_wire.start_tensors(start),
+                talker_wire.OUTPUTS,
+                request_id=session_id,
+                correlation_id=self._sequences.rename(session_id, number),
+                flags=_START,
+            ),
         )
         events = map(talker_wire.read_codes, responses)
         return (event for event in events if event.codes.shape[0] or event.finish_reason)
@@ -211,9 +209,11 @@ class BlsTalker:
         self._request(session_id, talker_wire.append_tensors(token_ids, text_finished), 0)
 
     def end(self, session_id: str, *, cancel: bool) -> None:
-        self._request(
-            session_id, talker_wire.cancel_tensors() if cancel else talker_wire.append_tensors(NO_IDS, True), _END
-        )
+        inputs = talker_wire.cancel_tensors() if cancel else talker_wire.append_tensors(NO_IDS, True)
+        try:
+            self._request(session_id, inputs, _END)
+        finally:
+            self._sequences.end(session_id)
 
     def _request(self, session_id: str, inputs: Sequence[Any], flags: int) -> None:
         self._children.call(
@@ -221,7 +221,7 @@ class BlsTalker:
             inputs,
             talker_wire.OUTPUTS,
             request_id=session_id,
-            correlation_id=session_id,
+            correlation_id=self._sequences.of(session_id),
             flags=flags,
         )
 
@@ -232,14 +232,27 @@ class BlsCode2Wav:
     def __init__(self, children: ChildRequests, model: str) -> None:
         self._children = children
         self._model = model
+        self._sequences = Sequences()
 
     def decode(self, chunk: CodesChunk) -> Int16:
+        try:
+            if not chunk.start:
+                return self._decode(chunk, self._sequences.of(chunk.session_id))
+            return opened(
+                self._model,
+                lambda number: self._decode(chunk, self._sequences.rename(chunk.session_id, number)),
+            )
+        finally:
+            if chunk.end:
+                self._sequences.end(chunk.session_id)
+
+    def _decode(self, chunk: CodesChunk, correlation_id: str) -> Int16:
         response = self._children.call(
             self._model,
             code2wav_wire.chunk_tensors(chunk),
             code2wav_wire.OUTPUTS,
             request_id=chunk.session_id,
-            correlation_id=chunk.session_id,
+            correlation_id=correlation_id,
             flags=(_START if chunk.start else 0) | (_END if chunk.end else 0),
         )
         return code2wav_wire.read_audio(response)
@@ -254,4 +267,6 @@ def _read(model: str, response: Any) -> Arrays:
 def _error(model: str, text: str) -> OmniError:
     if "exceeds maximum queue size" in text.lower():  # Triton's own words, from the model's queue policy
         return CapacityError(f"the {model}'s queue is full")
+    if "is not healthy" in text:  # and the Python backend's
+        return DeadReplicaError(model, f"the process that served this request died ({text})")
     return from_wire(text, stage=model)

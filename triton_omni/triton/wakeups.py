@@ -8,7 +8,8 @@ server 2.51 at 64 streams within seconds; pb_stub.cc and pb_response_iterator.cc
 
 So a child writes a record into a named pipe after each ``send()``, which returns only when the response lies in the
 iterator's buffer. omni_bls waits for the record, in Python, and takes the response with a ``next()`` that never waits.
-Records between the responses say that the child lives: a stub that dies ends no stream.
+Records between the responses say that the child lives. A stub that dies ends no stream, so each record names its
+process too, whose end is watched.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import enum
 import logging
 import os
 import re
+import select
 import stat
 import struct
 import tempfile
@@ -34,7 +36,9 @@ logger = logging.getLogger(__name__)
 PARAMETER = "omni_wakeup"
 """The request parameter that asks a child for records: the pipe's number, ``:``, the stream's key."""
 SILENCE_S = 30.0
-_RECORD = struct.Struct("<16sB")  # far below PIPE_BUF: writes of several processes do not mix
+_RECORD = struct.Struct(
+    "<16sBI"
+)  # stream, kind, the writer's process id; far below PIPE_BUF: writes of several processes do not mix
 _READ_BYTES = 1 << 16
 _TARGET = re.compile(r"(?P<pipe>[0-9a-f]{32}):(?P<key>[0-9a-f]{32})")
 
@@ -49,14 +53,18 @@ class Record(enum.IntEnum):
 
 
 class Arrivals:
-    """The responses of one stream that have arrived; the first one comes with ``exec`` and needs no record."""
+    """The responses of one stream that have arrived; the first one comes with ``exec`` and needs no record. ``pid``: of
+    the process that they come from, 0 until it is known.
+    """
 
     def __init__(self, stage: str, parameter: str) -> None:
         self.parameter = parameter
+        self.pid = 0
         self._stage = stage
         self._changed = threading.Condition()
         self._count = 0
         self._complete = False
+        self._died = False
         self._heard_s = time.monotonic()
 
     def tell(self, record: Record) -> None:
@@ -68,15 +76,23 @@ class Arrivals:
                 self._complete = record is Record.LAST_RESPONSE
                 self._changed.notify()
 
+    def tell_death(self) -> None:
+        """The process has ended; what it had sent before has been told."""
+        with self._changed:
+            self._died = True
+            self._changed.notify()
+
     def wait(self, number: int) -> bool:
         """Wait for response ``number`` (from 1). False: the stream has ended before it.
 
-        Raises: StageError when nothing has been heard of the stream for SILENCE_S.
+        Raises: StageError when the process has died, or nothing has been heard of the stream for SILENCE_S.
         """
         with self._changed:
             while self._count < number:
                 if self._complete:
                     return False
+                if self._died:
+                    raise StageError(self._stage, "the process that served this request died")
                 left_s = self._heard_s + SILENCE_S - time.monotonic()
                 if left_s <= 0:
                     raise StageError(self._stage, f"nothing was heard of it for {SILENCE_S:g} s")
@@ -85,7 +101,7 @@ class Arrivals:
 
 
 class WakeupReader:
-    """omni_bls's end of the pipe, and the thread that reads it."""
+    """omni_bls's end of the pipe, and the thread that reads it and watches the processes that write into it."""
 
     def __init__(self) -> None:
         self.on_cancel: Callable[[bytes], object] = lambda _: None
@@ -96,6 +112,10 @@ class WakeupReader:
         self._lock = threading.Lock()
         self._streams: dict[bytes, Arrivals] = {}
         self._closed = False
+        self._poll = select.poll()
+        self._poll.register(self._pipe, select.POLLIN)
+        self._writers: dict[int, int] = {}  # pidfd -> process id
+        self._rest = b""
         self._thread = threading.Thread(target=self._run, name="omni-wakeups", daemon=True)
         self._thread.start()
 
@@ -115,25 +135,58 @@ class WakeupReader:
     def close(self) -> None:
         """End the thread and remove the pipe."""
         self._closed = True
-        os.write(self._pipe, _RECORD.pack(bytes(16), Record.ALIVE))
+        os.write(self._pipe, _RECORD.pack(bytes(16), Record.ALIVE, 0))
         self._thread.join()
-        os.close(self._pipe)
+        for descriptor in (self._pipe, *self._writers):
+            os.close(descriptor)
         self._path.unlink(missing_ok=True)
 
     def _run(self) -> None:
-        rest = b""
         while not self._closed:
-            data = rest + os.read(self._pipe, _READ_BYTES)
-            whole = len(data) - len(data) % _RECORD.size
-            rest = data[whole:]
-            for key, kind in _RECORD.iter_unpack(data[:whole]):
-                if kind == Record.CANCEL:
-                    self.on_cancel(key)
-                    continue
-                with self._lock:
-                    arrivals = self._streams.get(key)
-                if arrivals is not None:
-                    arrivals.tell(Record(kind))
+            ready = [descriptor for descriptor, _ in self._poll.poll()]
+            dead = [descriptor for descriptor in ready if descriptor != self._pipe]
+            # What a process wrote before its end counts, and lies in the pipe.
+            while self._pipe in ready:
+                self._read()
+                ready = [descriptor for descriptor, _ in self._poll.poll(0)] if dead else []
+            for descriptor in dead:
+                self._bury(descriptor)
+
+    def _read(self) -> None:
+        data = self._rest + os.read(self._pipe, _READ_BYTES)
+        whole = len(data) - len(data) % _RECORD.size
+        self._rest = data[whole:]
+        for key, kind, pid in _RECORD.iter_unpack(data[:whole]):
+            if kind == Record.CANCEL:
+                self.on_cancel(key)
+                continue
+            with self._lock:
+                arrivals = self._streams.get(key)
+            if arrivals is not None:
+                arrivals.pid = pid
+                self._watch(pid)
+                arrivals.tell(Record(kind))
+
+    def _watch(self, pid: int) -> None:
+        if pid in self._writers.values():
+            return
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            descriptor = os.eventfd(1)  # readable at once, as that of a process that has ended
+        self._writers[descriptor] = pid
+        self._poll.register(descriptor, select.POLLIN)
+
+    def _bury(self, descriptor: int) -> None:
+        pid = self._writers.pop(descriptor)
+        self._poll.unregister(descriptor)
+        os.close(descriptor)
+        with self._lock:
+            lost = [arrivals for arrivals in self._streams.values() if arrivals.pid == pid]
+        if lost:
+            logger.warning("process %d ended, and %d response streams with it", pid, len(lost))
+        for arrivals in lost:
+            arrivals.tell_death()
 
 
 class WakeupWriter:
@@ -141,6 +194,7 @@ class WakeupWriter:
 
     def __init__(self) -> None:
         self._pipes: dict[str, int] = {}
+        self._pid = os.getpid()
 
     def write(self, target: str, record: Record) -> None:
         """``target``: the request's parameter. A caller that is gone is nobody to tell."""
@@ -151,7 +205,7 @@ class WakeupWriter:
         try:
             if number not in self._pipes:
                 self._pipes[number] = _open_to_write(_path(number))
-            os.write(self._pipes[number], _RECORD.pack(bytes.fromhex(match["key"]), record))
+            os.write(self._pipes[number], _RECORD.pack(bytes.fromhex(match["key"]), record, self._pid))
         except OSError as error:
             logger.warning("no wakeup for %s: %s", target, error)
             if number in self._pipes:
@@ -164,7 +218,7 @@ def broadcast(key: bytes, record: Record) -> None:
         with contextlib.suppress(OSError):  # the pipe of a process that was killed
             pipe = _open_to_write(path)
             try:
-                os.write(pipe, _RECORD.pack(key, record))
+                os.write(pipe, _RECORD.pack(key, record, 0))
             finally:
                 os.close(pipe)
 

@@ -1,0 +1,86 @@
+"""Replicas of a stage: sessions spread over them and stay where they are; one that dies takes its own with it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import threading
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from tests.triton.client import Answer, omni, open_sessions, speech
+from triton_omni.serve.processes import Watched, model_stubs
+from triton_omni.serve.replicas import Replicas
+from triton_omni.serve.tritonserver import TritonServer
+
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
+
+SESSIONS = 16
+
+
+@pytest.fixture(scope="module")
+def server(make_server) -> Iterator[TritonServer]:
+    slow = {"talker": {"null_frame_ms": "80"}}
+    with make_server(slow, {"talker": 2, "code2wav": 2}, null=True) as server:
+        server.wait_ready(240)
+        yield server
+
+
+@pytest.fixture
+def supervised(server: TritonServer) -> Iterator[TritonServer]:
+    with Replicas(server) as replicas:
+        tritonserver = [Watched("tritonserver", server.pid)]
+        threading.Thread(target=replicas.watch, args=(tritonserver,), daemon=True).start()
+        yield server
+
+
+def busy(server: TritonServer, stage: str) -> dict[str, int]:
+    """Running sessions of each instance that Triton knows."""
+    with urllib.request.urlopen(server.metrics_url, timeout=10) as answer:
+        text = answer.read().decode()
+    pattern = rf'^omni_sessions\{{instance="(\w+)",model="{stage}",state="running"\}} (\d+)'
+    return {instance: int(count) for instance, count in re.findall(pattern, text, re.MULTILINE)}
+
+
+def test_a_dead_replica_takes_its_own_sessions_with_it(
+    supervised: TritonServer, eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for stage in ("talker", "code2wav"):
+        both = {f"{stage}_0_0", f"{stage}_1_0"}
+        spoken = [iter(omni(supervised, speech())) for _ in range(SESSIONS)]
+        for responses in spoken:
+            while not next(responses)["AUDIO"].size:
+                pass
+        for each in ("talker", "code2wav"):
+            eventually(lambda each=each: sorted(busy(supervised, each).values()) != [SESSIONS // 2] * 2, within_s=10)
+        victim = next(stub for stub in model_stubs(supervised.pid) if stub.model == stage)
+        os.kill(victim.pid, signal.SIGKILL)
+        with ThreadPoolExecutor(SESSIONS + 4) as threads:
+            outcomes = threads.map(outcome, spoken)
+            new = list(threads.map(lambda _: Answer(omni(supervised, speech(talker={"max_frames": 4}))), range(4)))
+        assert [answer.end["finish_reason"] for answer in new] == ["length"] * 4
+        assert Counter(outcomes) == {
+            f"stage_failed [{stage}]: the process that served this request died": SESSIONS // 2,
+            "stop": SESSIONS // 2,
+        }
+        eventually(lambda both=both, stage=stage: set(busy(supervised, stage)) != both, within_s=60)
+        eventually(lambda: open_sessions(supervised), within_s=10)
+        assert f"({victim.instance}, process {victim.pid}) died" in caplog.text
+        eventually(lambda name=victim.instance: f"{name} is there again" not in caplog.text, within_s=60)
+    assert Answer(omni(supervised, speech(talker={"max_frames": 4}))).audio.size == 4 * 1920 - 555
+
+
+def outcome(responses: Iterator[dict]) -> str:
+    """How an answer that speaks already ends: its finish reason, or its error without what Triton adds."""
+    try:
+        return Answer(responses).end["finish_reason"]
+    except InferenceServerException as error:
+        return (error.message() or "").partition(" (")[0]
