@@ -169,12 +169,12 @@ async def server_sent_events(
 ) -> AsyncGenerator[bytes, None]:
     """The answer as chat.completion.chunk events. An error becomes an event of its own, and the last before [DONE]."""
     try:
-        for chunk in (*stream.opening(), *stream.take(first)):
-            yield chunk
+        yield b"".join([*stream.opening(), *stream.take(first)])
         async for piece in rest:
             on_thread = stream.compresses and (piece.audio or piece.event)
-            for chunk in await asyncio.to_thread(stream.take, piece) if on_thread else stream.take(piece):
-                yield chunk
+            chunks = await asyncio.to_thread(stream.take, piece) if on_thread else stream.take(piece)
+            if chunks:  # in one write: each crosses all the middleware
+                yield b"".join(chunks)
     except Exception as error:
         _, body = errors.describe(reword(error) if isinstance(error, OmniError) else error)
         yield event(body)

@@ -109,6 +109,7 @@ class ChatCompletionRequest(Strict):
     task_type: Any = None
     language: Any = None
     max_new_tokens: Any = None
+    return_stage_metrics: Any = None
 
     user: str | None = None
     metadata: Annotated[dict[_Label, _LabelValue], Field(max_length=16)] | None = None

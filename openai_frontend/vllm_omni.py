@@ -15,8 +15,9 @@ from openai_frontend.engine import Delta
 from openai_frontend.events import event
 
 DIALECT = "vllm-omni"
-# What its bench's data sets add to a request and Qwen3-Omni has no use for, there as here.
-IGNORED_FIELDS = ("ref_audio", "ref_text", "task_type", "language", "max_new_tokens")
+# What its bench's data sets add to a request and Qwen3-Omni has no use for, there as here; and what it asks for in case
+# the arrivals of text do not tell the time per token, which they do.
+IGNORED_FIELDS = ("ref_audio", "ref_text", "task_type", "language", "max_new_tokens", "return_stage_metrics")
 _BENCH_REQUEST_ID = "bench-"
 
 

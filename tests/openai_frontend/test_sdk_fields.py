@@ -151,7 +151,7 @@ async def test_no_field_of_ours_is_read_by_nobody(make_app, chat):
         "initial_chunk_frames": 5,
         "mm_processor_kwargs": {"use_audio_in_video": True},
     }
-    benchs = {"ref_audio", "ref_text", "task_type", "language", "max_new_tokens"}
+    benchs = {"ref_audio", "ref_text", "task_type", "language", "max_new_tokens", "return_stage_metrics"}
     assert set(ChatCompletionRequest.model_fields) - set(SDK_FIELDS) == set(own) | benchs
     spoken = {"modalities": ["text", "audio"]}
     plain = await asked_of(make_app, chat(**spoken))

@@ -136,7 +136,8 @@ async def test_speech_alone_has_no_text(make_app):
 
 async def test_what_its_data_sets_add_is_ignored_in_its_dialect_only(make_app, chat):
     seed_tts = {"ref_audio": "data:audio/wav;base64,AAAA", "ref_text": "x", "task_type": "Base", "language": "English"}
-    result, _ = await run(make_app, bench_body(**seed_tts, max_new_tokens=9, ignore_eos=True), BENCH_HEADERS)
+    more = {"max_new_tokens": 9, "ignore_eos": True, "return_stage_metrics": True}
+    result, _ = await run(make_app, bench_body(**seed_tts, **more), BENCH_HEADERS)
     assert result.pcm == PCM.tobytes()
     async with client_of(make_app(FakeEngine(*SCRIPT))) as client:
         response = await client.post("/v1/chat/completions", json=chat(**seed_tts))
