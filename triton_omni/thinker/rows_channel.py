@@ -16,6 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,10 +39,8 @@ class RowsSender:
     def send(self, request_id: str, rows: Bytes, dtype: str) -> None:
         """Raises OSError when nobody listens."""
         header = json.dumps([request_id, dtype]).encode()
-        memory = os.memfd_create("omni-rows", os.MFD_CLOEXEC)
+        memory = in_memory(rows)
         try:
-            with open(memory, "wb", closefd=False) as file:
-                file.write(np.ascontiguousarray(rows).data)
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, np.array([memory], np.int32).tobytes())
             self._socket.sendmsg([header], [rights], 0, self._address)
         finally:
@@ -80,7 +79,7 @@ class RowsReceiver:
                 return
             try:
                 request_id, dtype = json.loads(header)
-                self._sink(request_id, _mapped(memories[0]), dtype)
+                self._sink(request_id, mapped(memories[0]), dtype)
             except Exception:
                 log.exception("rows that arrived cannot be used")
             finally:
@@ -88,7 +87,17 @@ class RowsReceiver:
                     os.close(memory)
 
 
-def _mapped(memory: int) -> Bytes:
+def in_memory(*arrays: npt.NDArray[Any]) -> int:
+    """The descriptor of a new anonymous file with the bytes of ``arrays``, one after the other."""
+    memory = os.memfd_create("omni-rows", os.MFD_CLOEXEC)
+    with open(memory, "wb", closefd=False) as file:
+        for array in arrays:
+            file.write(np.ascontiguousarray(array).data)
+    return memory
+
+
+def mapped(memory: int) -> Bytes:
+    """uint8 [size]: the content of a file, read as it is used; the descriptor may be closed."""
     if not os.fstat(memory).st_size:
         return np.empty(0, np.uint8)
     return np.frombuffer(mmap.mmap(memory, 0, access=mmap.ACCESS_READ), np.uint8)
