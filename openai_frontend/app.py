@@ -18,6 +18,7 @@ from openai_frontend.keys import KeyRing
 from openai_frontend.media import media_reader
 from openai_frontend.metrics import MeasuredEngine, Metrics, MetricsMiddleware
 from openai_frontend.middleware import BodyLimitMiddleware, RequestIdMiddleware
+from openai_frontend.probe import Probe
 from openai_frontend.routers import chat, completions, health, models, page, realtime, speech, transcriptions
 from openai_frontend.routers import metrics as metrics_router
 from openai_frontend.settings import Settings
@@ -53,6 +54,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
         started=int(time.time()),
         metrics=metrics,
         drain=drain,
+        probe=Probe(engine, speaks=config.speaks),
     )
     modules = (chat, completions, speech, transcriptions, realtime, models, health, metrics_router, page)
     routers = [module.router for module in modules]

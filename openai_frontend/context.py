@@ -11,6 +11,7 @@ from openai_frontend.drain import Drain
 from openai_frontend.engine import Engine
 from openai_frontend.media import MediaReader
 from openai_frontend.metrics import Metrics
+from openai_frontend.probe import Probe
 from openai_frontend.settings import Settings
 from openai_frontend.transcripts import Transcripts
 from triton_omni.errors import NotFoundError
@@ -31,6 +32,7 @@ class Context:
     started: int
     metrics: Metrics
     drain: Drain
+    probe: Probe
 
     @property
     def voices(self) -> list[str]:

@@ -21,6 +21,9 @@ class Settings:
     ``allowed_local_media_path``: the directory that ``file:`` URLs may name; empty: none. ``audio_id_lifetime_s``: how
     long an answer can be named by its audio's id, to the worker that gave it.
 
+    ``speech_system_prompt``: the system message of chats that ask for speech and bring none, and the instructions that
+    realtime sessions begin with; empty: none.
+
     Raises: ConfigError naming the option.
     """
 
@@ -48,6 +51,7 @@ class Settings:
     allowed_local_media_path: str = ""
     media_fetch_timeout_s: float = 10.0
     audio_id_lifetime_s: int = 3600
+    speech_system_prompt: str = ""
 
     def __post_init__(self) -> None:
         if self.workers < 1:

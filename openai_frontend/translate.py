@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +25,8 @@ _THINKER_FIELDS = (
 class Translation:
     """``wire``: REQUEST of omni_bls; ``media``: the files its parts point at by index. ``wants_text``: text is among
     the modalities; ``audio_format``: None when no speech is asked for. ``names``: the wire's field names in the
-    client's words where they differ. ``dialect``: how the answer is written, "openai" or "vllm-omni".
+    client's words where they differ. ``dialect``: how the answer is written, "openai" or "vllm-omni". ``prepended``: so
+    many messages stand before the client's.
     """
 
     wire: dict[str, Any]
@@ -33,6 +35,7 @@ class Translation:
     audio_format: str | None
     names: Mapping[str, str]
     dialect: str = "openai"
+    prepended: int = 0
 
     def in_clients_words(self, error: OmniError) -> OmniError:
         """The same error about the field as the client wrote it."""
@@ -42,6 +45,7 @@ class Translation:
 
     def _clients_field(self, field: str) -> str:
         field = field.removeprefix("thinker.")
+        field = re.sub(r"^messages\[(\d+)\]", lambda match: f"messages[{int(match[1]) - self.prepended}]", field)
         for there, here in self.names.items():
             if f"{field.lower()}.".startswith(f"{there}."):
                 return here + field[len(there) :]
@@ -92,8 +96,10 @@ def _translate(body: ChatCompletionRequest, context: Context, files: Files, dial
     talker = body.talker.model_dump() if body.talker else {}
     if "audio" in modalities and talker.get("seed") is None:
         talker["seed"] = body.seed  # one seed: one text and one voice
+    prompt = _default_prompt(body, context, modalities)
     wire = {
         "messages": [
+            *prompt,
             *(message_wire(message, f"messages[{i}]", files) for i, message in enumerate(body.messages)),
             *format_note(body.response_format),
         ],
@@ -113,6 +119,7 @@ def _translate(body: ChatCompletionRequest, context: Context, files: Files, dial
         wants_text="text" in modalities,
         audio_format=audio_format if "audio" in modalities else None,
         dialect=dialect,
+        prepended=len(prompt),
         names=files.names
         | {"speaker": speaker_name, "max_tokens": limit_name}
         | ({"logprobs": "top_logprobs"} if body.top_logprobs else {})
@@ -161,6 +168,14 @@ def _modalities(body: ChatCompletionRequest, dialect: str) -> list[str]:
         if "audio" not in modalities and getattr(body, name) is not None:
             raise InvalidRequestError(name, "has no effect without 'audio' in modalities; add it or leave this out")
     return modalities
+
+
+def _default_prompt(body: ChatCompletionRequest, context: Context, modalities: list[str]) -> list[dict[str, Any]]:
+    """The operator's system message for speech, where the client brings none."""
+    prompt = context.settings.speech_system_prompt
+    if not prompt or "audio" not in modalities or body.messages[0].role in ("system", "developer"):
+        return []
+    return [{"role": "system", "content": prompt}]
 
 
 def _speaker(body: ChatCompletionRequest) -> tuple[str, str | None]:

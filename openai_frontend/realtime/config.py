@@ -140,7 +140,8 @@ def in_clients_words(error: InvalidRequestError, place: str) -> InvalidRequestEr
 
 def first_config(context: Context) -> SessionConfig:
     voices = context.voices
-    return SessionConfig(voice=voices[0] if voices else "", speaks=bool(voices))
+    prompt = context.settings.speech_system_prompt if voices else ""
+    return SessionConfig(voice=voices[0] if voices else "", speaks=bool(voices), instructions=prompt)
 
 
 def _flat(patch: SessionPatch | ResponseOptions) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""GET /health/live and /health/ready."""
+"""GET /health/live, /health/ready and /health/probe."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from openai_frontend.context import ContextDependency
+from triton_omni.errors import CapacityError
 
 router = APIRouter(prefix="/health")
 
@@ -25,3 +26,14 @@ async def ready(response: Response, context: ContextDependency) -> dict[str, Any
         response.status_code = 503
         return {"status": "not ready", "waiting_for": waiting_for}
     return {"status": "ready"}
+
+
+@router.get("/probe")
+async def probe(context: ContextDependency) -> dict[str, Any]:
+    """200 when a small request has just come through every stage, with its times; also ("busy") when all places are
+    taken, which is no failure. Those that ask at once share one request.
+    """
+    try:
+        return {"status": "ok", **await context.probe.run()}
+    except CapacityError:
+        return {"status": "busy"}

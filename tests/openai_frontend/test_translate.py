@@ -167,3 +167,28 @@ async def test_errors_of_the_runtime_name_the_clients_field(make_app, chat, wire
     error = response.json()["error"]
     assert error["param"] == param
     assert error["message"] == f"{param}: cannot be used"
+
+
+async def ask_with_a_prompt(make_app, body, engine):
+    async with client_of(make_app(engine, speech_system_prompt="Speak briefly.")) as client:
+        return await client.post("/v1/chat/completions", json=body)
+
+
+async def test_the_operators_prompt_for_speech(make_app, chat):
+    own = [{"role": "developer", "content": "Mine."}, {"role": "user", "content": "Hello"}]
+    for body, told in (
+        (chat(modalities=["text", "audio"]), ["Speak briefly.", "Hello"]),
+        (chat(), ["Hello"]),
+        (chat(modalities=["audio"], messages=own), ["Mine.", "Hello"]),
+    ):
+        engine = FakeEngine(START, END)
+        assert (await ask_with_a_prompt(make_app, body, engine)).status_code == 200
+        assert [message["content"] for message in engine.request["messages"]] == told
+
+
+async def test_behind_the_operators_prompt_fields_keep_their_names(make_app, chat):
+    parts = [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": PNG_URL}}]
+    body = chat(messages=[{"role": "user", "content": parts}], modalities=["audio"])
+    engine = FakeEngine(InvalidRequestError("messages[1].content[1].media", "cannot be used"))
+    response = await ask_with_a_prompt(make_app, body, engine)
+    assert response.json()["error"]["param"] == "messages[0].content[1]"

@@ -246,3 +246,13 @@ async def test_a_server_that_is_to_stop_ends_the_session_after_its_answer(make_a
         assert closed.value.rcvd.code == 1001
         async with asyncio.timeout(5):
             await draining
+
+
+async def test_a_session_begins_with_the_operators_prompt(make_app: MakeApp):
+    engine = FakeEngine(*SPOKEN)
+    async with served(make_app(engine, speech_system_prompt="Speak briefly.")) as url, talk_with(url) as talk:
+        assert talk.of("session.created")[0].session.instructions == "Speak briefly."
+        await talk.write("Hello")
+        await talk.until("response.done")
+        assert engine.request["messages"][0] == {"role": "system", "content": "Speak briefly."}
+        assert (await talk.update(instructions="")).instructions == ""
