@@ -33,6 +33,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
     """
     config = ModelConfig.load(settings.checkpoint)
     metrics, drain = Metrics(), Drain(settings.drain_s)
+    transcripts = Transcripts.of_all_workers(settings.audio_id_lifetime_s)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -40,6 +41,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
         async with drain.on_stop_signals():
             yield
         await engine.close()
+        transcripts.close()
         metrics.close()
 
     # FastAPI's own pages load their scripts from the network: /openapi.json only.
@@ -50,7 +52,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
         config=config,
         parser=RequestParser(config),
         media=media_reader(settings),
-        transcripts=Transcripts(settings.audio_id_lifetime_s),
+        transcripts=transcripts,
         started=int(time.time()),
         metrics=metrics,
         drain=drain,

@@ -38,7 +38,7 @@ _HELP = {
     "example.com:8443, '*' for any); without it no address is fetched",
     "allowed_local_media_path": "directory that file: URLs may name; without it no file is read",
     "media_fetch_timeout_s": "longest time for one file from another host",
-    "audio_id_lifetime_s": "how long a former answer can be named by its audio's id, to the worker that gave it",
+    "audio_id_lifetime_s": "how long a former answer can be named by its audio's id",
     "speech_system_prompt": "system message of chats that ask for speech and bring none, and the instructions that "
     "realtime sessions begin with",
 }

@@ -19,6 +19,7 @@ from openai_frontend.app import create_app
 from openai_frontend.command_line import parse_settings
 from openai_frontend.metrics import SHARED_DIRECTORY_VARIABLE
 from openai_frontend.settings import Settings
+from openai_frontend.transcripts import Transcripts
 from openai_frontend.triton_client import TritonEngine
 from triton_omni.errors import ConfigError
 
@@ -71,6 +72,7 @@ def main() -> None:
             return _serve(settings, app)
         with tempfile.TemporaryDirectory(prefix="openai_frontend_") as directory:
             os.environ[SHARED_DIRECTORY_VARIABLE] = directory
+            Transcripts.of_all_workers(settings.audio_id_lifetime_s).close()  # the workers find their file made
             _serve(settings, "openai_frontend.main:worker_app")
     except ConfigError as error:
         sys.exit(f"openai_frontend: {error}")

@@ -23,7 +23,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from openai_frontend.engine import Delta, Engine
 from triton_omni.model_config import SAMPLE_RATE_HZ
 
-# prometheus_client's own name: the directory where the workers of one frontend keep their figures together.
+# prometheus_client's own name: the directory where the workers of one frontend keep their figures, and what
+# their answers said, together.
 SHARED_DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TRITON_TIMEOUT_S = 2.0

@@ -19,7 +19,7 @@ class Settings:
 
     ``allowed_media_domains``: hosts that media are fetched from; empty: nothing is fetched.
     ``allowed_local_media_path``: the directory that ``file:`` URLs may name; empty: none. ``audio_id_lifetime_s``: how
-    long an answer can be named by its audio's id, to the worker that gave it.
+    long an answer can be named by its audio's id.
 
     ``speech_system_prompt``: the system message of chats that ask for speech and bring none, and the instructions that
     realtime sessions begin with; empty: none.

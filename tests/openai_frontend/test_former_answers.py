@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import httpx
 import pytest
 
 from openai_frontend.engine import Delta
 from openai_frontend.transcripts import Transcripts
+from tests.openai_frontend.conftest import frontend_of
 from tests.openai_frontend.fakes import END, START, FakeEngine, LeavingClient, client_of, events_of
 from triton_omni.errors import StageError
+from triton_omni.serve.tritonserver import TritonServer
 
 URL = "/v1/chat/completions"
 SPOKEN = (START, Delta(text="Hello, "), Delta(audio=bytes(2)), Delta(text="you."), END)
@@ -44,6 +51,55 @@ def test_the_oldest_leave_when_there_are_too_many():
     assert kept.get("empty 900") is None  # an entry weighs something by itself
     kept.put("huge", "x" * 20_000)
     assert kept.get("huge") is None
+
+
+class TestWorkers:
+    def test_what_one_keeps_the_others_know(self, tmp_path: Path):
+        clock = Clock()
+        first, second = (Transcripts(60, file=tmp_path / "t", max_characters=10_000, clock=clock) for _ in range(2))
+        first.put("a", "said")
+        assert second.get("a") == "said"
+        for i in range(20):
+            (first, second)[i % 2].put(str(i), "x" * 744)
+        assert {kept.get("a") for kept in (first, second)} == {None}  # the bound holds for both together
+        assert [i for i in range(20) if first.get(str(i))] == list(range(10, 20))
+        clock.now += 61
+        second.put("b", "")
+        assert first.get("19") is None
+        first.close()
+        assert second.get("b") == ""
+
+    def test_processes_at_once_lose_nothing(self, tmp_path: Path):
+        code = (
+            "import sys; from pathlib import Path; from openai_frontend.transcripts import Transcripts;"
+            "kept = Transcripts(60, file=Path(sys.argv[1]));"
+            "[kept.put(f'{sys.argv[2]}-{i}', str(i)) for i in range(200)]"
+        )
+        Transcripts(60, file=tmp_path / "t").close()
+        workers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "t"), str(w)]) for w in range(3)]
+        assert [worker.wait(120) for worker in workers] == [0, 0, 0]
+        kept = Transcripts(60, file=tmp_path / "t")
+        assert all(kept.get(f"{worker}-{i}") == str(i) for worker in range(3) for i in range(200))
+
+    def test_a_file_that_fails_costs_the_name_and_not_the_answer(self, tmp_path: Path, caplog):
+        kept = Transcripts(60, file=tmp_path / "t")
+        kept.close()
+        kept.put("a", "said")
+        assert "a is not kept" in caplog.text
+
+    @pytest.mark.triton
+    def test_any_worker_knows_any_answer(self, null_server: TritonServer, tmp_path: Path, chat):
+        """Each request on a connection of its own, several at once: both workers get some."""
+
+        def ask(body):
+            answer = httpx.post(f"{frontend.url}{URL}", json=body, timeout=120)
+            assert answer.status_code == 200, answer.text
+            return answer.json()["choices"][0]["message"]
+
+        with frontend_of(null_server, tmp_path, "--workers", "2") as frontend, ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(ask, [chat(modalities=["audio"], max_tokens=2)] * 8))
+            again = [follow_up(chat, answer["audio"]["id"]) | {"max_tokens": 1} for answer in answers]
+            assert [said["content"] for said in pool.map(ask, again * 2)] == ["w0 "] * 16
 
 
 def follow_up(chat, audio_id):
