@@ -40,16 +40,23 @@ class Fleet:
             process.start()
             theirs.close()
             self._clients.append((process, ours))
-        for _, connection in self._clients:
-            self._receive(connection)
+        try:
+            for _, connection in self._clients:
+                self._receive(connection)
+        except BaseException:
+            self._stop(terminate=True)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._stop(terminate=error is not None)
+
+    def _stop(self, *, terminate: bool) -> None:
         for process, connection in self._clients:
             connection.close()
-            if error is not None:
+            if terminate:
                 process.terminate()
             process.join()
 
