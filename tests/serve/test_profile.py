@@ -124,9 +124,12 @@ def test_what_a_profile_does_not_say_stays_as_the_repository_has_it(tmp_path: Pa
 
 
 def test_a_second_start_renders_in_the_same_place(tmp_path: Path) -> None:
-    rendered("two-gpus", machine(2), tmp_path)
-    (tmp_path / "talker" / "config.pbtxt").write_text("not this")
-    assert values(rendered("two-gpus", machine(2), tmp_path)["talker"])["max_sessions"] == "64"
+    target = tmp_path / "repository-9000"
+    rendered("two-gpus", machine(2), target)
+    (target / "talker" / "config.pbtxt").write_text("not this")
+    (target / "former").mkdir()
+    assert values(rendered("two-gpus", machine(2), target)["talker"])["max_sessions"] == "64"
+    assert sorted(path.name for path in target.iterdir()) == ["code2wav", "omni_bls", "talker", "thinker"]
 
 
 @pytest.mark.parametrize(("count", "name"), [(0, "cpu-demo"), (1, "one-gpu"), (2, "two-gpus"), (8, "three-gpus")])

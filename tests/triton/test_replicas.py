@@ -28,7 +28,7 @@ SESSIONS = 16
 @pytest.fixture(scope="module")
 def server(make_server) -> Iterator[TritonServer]:
     slow = {"talker": {"null_frame_ms": "80"}}
-    with make_server(slow, {"talker": 2, "code2wav": 2}, null=True) as server:
+    with make_server(slow, {"thinker": 2, "talker": 2, "code2wav": 2}, null=True) as server:
         server.wait_ready(240)
         yield server
 
@@ -76,6 +76,14 @@ def test_a_dead_replica_takes_its_own_sessions_with_it(
         assert f"({victim.instance}, process {victim.pid}) died" in caplog.text
         eventually(lambda name=victim.instance: f"{name} is there again" not in caplog.text, within_s=60)
     assert Answer(omni(supervised, speech(talker={"max_frames": 4}))).audio.size == 4 * 1920 - 555
+
+
+def test_media_rows_come_from_the_thinker_that_has_them(server: TritonServer) -> None:
+    """Triton hands the question for them to either replica."""
+    content = [{"type": "audio", "media": 0}, {"type": "text", "text": "What is this?"}]
+    request = speech(messages=[{"role": "user", "content": content}], talker={"max_frames": 4})
+    for _ in range(8):
+        assert Answer(omni(server, request, [b"a sound"])).audio.size == 4 * 1920 - 555
 
 
 def outcome(responses: Iterator[dict]) -> str:

@@ -47,8 +47,7 @@ class Deployment:
 
     def render(self, source: Path, target: Path) -> Path:
         """The model repository, in place of what ``target`` holds from an earlier start."""
-        for stage in self.layouts:
-            shutil.rmtree(target / stage, ignore_errors=True)
+        shutil.rmtree(target, ignore_errors=True)
         return render(
             source,
             target,

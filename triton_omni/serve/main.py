@@ -159,7 +159,7 @@ def serve(options: Options, signals: StopSignals) -> None:
                 logger.info("%6.1f s  warm", time.monotonic() - started)
             model = options.model_name or checkpoint.resolve().name
             _announce(options, model, voice, demo=options.checkpoint is None)
-            with Replicas(server) as replicas, signals.interruptible():
+            with Replicas(server, options.ready_timeout_s) as replicas, signals.interruptible():
                 ended = replicas.watch([Watched("the frontend", frontend.pid), Watched("tritonserver", server.pid)])
             log_path = frontend.log_path if ended.pid == frontend.pid else server.log_path
             raise ConfigError(f"{ended.name} (process {ended.pid}) ended by itself\n{tail(log_path)}")
@@ -170,7 +170,7 @@ def _describe(options: Options, deployment: Deployment) -> None:
     if options.checkpoint is not None:
         deployment.check_memory(options.checkpoint)
     with tempfile.TemporaryDirectory(prefix="triton_omni_") as target:
-        repository = deployment.render(options.model_repository, Path(target))
+        repository = deployment.render(options.model_repository, Path(target) / "repository")
         sys.stdout.write(deployment.describe(repository) + "\n")
 
 
@@ -183,6 +183,7 @@ def _tritonserver(options: Options, repository: Path, checkpoint: Path) -> Trito
         grpc_port=options.grpc_port,
         metrics_port=options.metrics_port,
         log_path=options.log_directory / f"tritonserver-{options.port}.log",
+        environment={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},  # the order in which the profile's numbers count
     )
 
 

@@ -27,11 +27,13 @@ PROBATION_S = 60.0
 
 class Replicas:
     """The stubs of a server whose model repository this may change. A replica that dies again within PROBATION_S of its
-    start is left out. Loading runs on a thread of its own: a large model takes minutes.
+    start is left out, and so is one that takes longer than ``load_timeout_s`` to load. Loading runs on a thread of its
+    own: a large model takes minutes.
     """
 
-    def __init__(self, server: TritonServer) -> None:
+    def __init__(self, server: TritonServer, load_timeout_s: float | None = None) -> None:
         self._server = server
+        self._load_timeout_s = load_timeout_s
         self._exits = Exits()
         self._lock = threading.Lock()  # guards what follows
         self._alive: dict[str, set[str]] = {}
@@ -90,7 +92,7 @@ class Replicas:
         write_config(directory, whole)
         began_s = time.monotonic()
         try:
-            self._server.load(dead.model)
+            self._server.load(dead.model, self._load_timeout_s)
         except ConfigError:
             write_config(directory, rest)
             raise

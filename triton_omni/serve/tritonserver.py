@@ -187,13 +187,13 @@ class TritonServer:
             if time.monotonic() > deadline:
                 self._fail(f"tritonserver was not ready after {timeout_s:g} s")
 
-    def load(self, model: str) -> None:
+    def load(self, model: str, timeout_s: float | None = None) -> None:
         """Have a model's directory read again, and return when that has been done. Where only the instance groups have
         changed, Triton starts and ends the instances that are new and gone, and leaves the others alone.
 
-        Raises: ConfigError with Triton's reason; the model then goes on as it was.
+        Raises: ConfigError with Triton's reason, the model then goes on as it was; or when ``timeout_s`` passes.
         """
-        self._control(model, f"models/{model}/load")
+        self._control(model, f"models/{model}/load", timeout_s)
 
     def unload(self, model: str, timeout_s: float) -> None:
         """Take a model out, and return when its processes have ended and their memory is free.
@@ -210,12 +210,12 @@ class TritonServer:
                 raise ConfigError(f"was not unloaded after {timeout_s:g} s", field=f"model {model}")
             self._wait_exit(0.1)
 
-    def _control(self, model: str, path: str) -> bytes:
+    def _control(self, model: str, path: str, timeout_s: float | None = None) -> bytes:
         """What Triton's model control answers. Raises ConfigError with its reason."""
         url = f"{self.http_url}/v2/repository/{path}"
         request = urllib.request.Request(url, b"{}", {CONTROL_HEADER: self._control_key}, method="POST")
         try:
-            with urllib.request.urlopen(request) as response:
+            with urllib.request.urlopen(request, timeout=timeout_s) as response:
                 answer: bytes = response.read()
                 return answer
         except urllib.error.HTTPError as error:

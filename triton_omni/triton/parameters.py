@@ -24,7 +24,7 @@ NULL_PREFIX = "null_"
 DEVICES = "visible_devices"
 """The parameter with the accelerators that each replica sees: ``0,1;2,3`` are those of a first and a second one."""
 _TRITON_OWN = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
-_VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+_VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")  # CUDA, ROCm, XPU
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,11 +112,11 @@ def _show_devices(model: str, name: str, devices: str) -> None:
     number = int(match[1]) if match else 0
     if number >= len(replicas):
         raise ConfigError(f"{devices!r} has nothing for replica {number}", field=f"{model}: parameter {DEVICES}")
-    for variable in _VISIBLE_DEVICES:
+    wanted = replicas[number].split(",")
+    # Numbers count among what is visible already; all names where none is in use, since each stack knows its own.
+    for variable in [name for name in _VISIBLE_DEVICES if os.environ.get(name)] or _VISIBLE_DEVICES:
         seen = os.environ.get(variable, "").split(",")
-        wanted = replicas[number].split(",")
-        # Numbers count among what is visible already.
-        os.environ[variable] = ",".join(seen[int(d)] if seen != [""] and int(d) < len(seen) else d for d in wanted)
+        os.environ[variable] = ",".join(seen[int(d)] if int(d) < len(seen) and seen != [""] else d for d in wanted)
 
 
 @contextlib.contextmanager
