@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import select
 import signal
 import subprocess
@@ -88,7 +89,8 @@ def arguments(checkpoint: Path, ports: list[int], logs: Path) -> list[str]:
     options = ["--port", "--grpc-port", "--http-port", "--metrics-port"]
     pairs = [word for option, port in zip(options, ports, strict=True) for word in (option, str(port))]
     script = str(ROOT / "scripts" / "serve.sh")
-    return [script, "--checkpoint", str(checkpoint), "--log-directory", str(logs), *pairs]
+    quick = ["--set", "thinker.engine=transformers"]  # vLLM, where it is installed, starts three processes more
+    return [script, "--checkpoint", str(checkpoint), "--log-directory", str(logs), *quick, *pairs]
 
 
 @contextlib.contextmanager
@@ -134,6 +136,7 @@ def test_one_line_says_ready_and_progress_was_visible(served: Served) -> None:
     for model in ("thinker", "talker", "code2wav", "omni_bls"):
         assert f"loaded {model}" in served.stderr
     assert "warming up" in served.stderr
+    assert re.search(r"^(cpu|cuda|rocm|xpu): .*; profile [\w-]+ \(chosen by what is there\)$", served.stderr, re.MULTILINE)
 
 
 def test_the_printed_curl_command_writes_speech(served: Served, tmp_path: Path) -> None:
