@@ -136,7 +136,9 @@ def test_one_line_says_ready_and_progress_was_visible(served: Served) -> None:
     for model in ("thinker", "talker", "code2wav", "omni_bls"):
         assert f"loaded {model}" in served.stderr
     assert "warming up" in served.stderr
-    assert re.search(r"^(cpu|cuda|rocm|xpu): .*; profile [\w-]+ \(chosen by what is there\)$", served.stderr, re.MULTILINE)
+    assert re.search(
+        r"^(cpu|cuda|rocm|xpu): .*; profile [\w-]+ \(chosen by what is there\)$", served.stderr, re.MULTILINE
+    )
 
 
 def test_the_printed_curl_command_writes_speech(served: Served, tmp_path: Path) -> None:
