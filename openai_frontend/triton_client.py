@@ -34,9 +34,7 @@ MODEL = "omni_bls"
 THINKER = "thinker"
 STAGES = (THINKER, "talker", "code2wav")
 READY_TIMEOUT_S = 2.0
-# How long Triton may take to close a stream whose end event is here; the answer is complete either way.
-CLOSE_TIMEOUT_S = 5.0
-# How long a request that was taken back may take to end by itself.
+# How long Triton may take to close the stream of a request that is answered or was taken back.
 LEAVE_TIMEOUT_S = 5.0
 # Pieces that wait for a slow client before Triton is kept waiting too.
 WAITING_PIECES = 64
@@ -106,12 +104,10 @@ class TritonEngine:
         inputs = {"REQUEST": [orjson.dumps(request)], "CANCEL_KEY": [key.encode()]}
         reader = self._stream(inputs | ({"MEDIA": media} if media else {}))
         try:
-            ended = False
-            while (piece := await self._next(reader, ended)) is not None:
-                ended = reader.answered = piece.event.get("type") == "end"
+            while not reader.answered:  # Triton closes the stream later; the client need not wait for that
+                piece = await self._next(reader)
+                reader.answered = piece.event.get("type") == "end"
                 yield piece
-            if not ended:
-                raise StageError(MODEL, "the answer broke off without its end event")
         finally:
             leaving = asyncio.create_task(self._leave(reader, key))
             self._leaving.add(leaving)
@@ -133,25 +129,21 @@ class TritonEngine:
             for each in readers:
                 each.cancel()
 
-    async def _next(self, reader: _Reader, ended: bool) -> Delta | None:
-        """The next piece; None when Triton has closed the stream."""
-        limit_s = CLOSE_TIMEOUT_S if ended else self._stall_timeout_s
+    async def _next(self, reader: _Reader) -> Delta:
         try:
-            response = await reader.next(limit_s)
+            response = await reader.next(self._stall_timeout_s)
         except (TimeoutError, grpc.RpcError) as failure:
-            if ended:
-                return None
-            raise self._translated(failure, limit_s) from failure
+            raise self._translated(failure) from failure
         if response is None:
-            return None
+            raise StageError(MODEL, "the answer broke off without its end event")
         if response.error_message:
             reader.answered = True
             raise _from_triton(response.error_message)
         return _delta(response.infer_response)
 
-    def _translated(self, failure: TimeoutError | grpc.RpcError, limit_s: float) -> OmniError:
+    def _translated(self, failure: TimeoutError | grpc.RpcError) -> OmniError:
         if isinstance(failure, TimeoutError):
-            return RequestTimeoutError(f"nothing came from {MODEL} for {limit_s:g} s")
+            return RequestTimeoutError(f"nothing came from {MODEL} for {self._stall_timeout_s:g} s")
         if failure.code() == grpc.StatusCode.UNAVAILABLE:
             return UnavailableError(f"tritonserver at {self._url} does not answer")
         return _from_triton(failure.details() or failure.code().name)

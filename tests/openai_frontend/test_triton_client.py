@@ -153,6 +153,17 @@ async def test_errors_are_ours(step, kind, field):
     assert caught.value.field == field
 
 
+async def test_an_answer_has_ended_before_triton_closes_its_stream():
+    held = asyncio.Event()
+    omni = Omni(response("x"), response(event=END), held)
+    async with engine_of(omni) as engine, asyncio.timeout(10):
+        assert [piece.event for piece in await collect(engine)] == [{}, END]
+        assert not omni.ended.is_set()
+        held.set()
+        await omni.ended.wait()
+    assert (omni.taken_back, omni.cancelled_streams) == ([], 0)
+
+
 async def test_an_answer_without_its_end_is_an_error():
     async with engine_of(Omni(response("x"))) as engine:
         with pytest.raises(StageError, match="without its end"):
