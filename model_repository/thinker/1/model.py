@@ -18,6 +18,7 @@ from triton_omni.errors import OmniError
 from triton_omni.pipeline.stages import PromptRows, ThinkerEngine
 from triton_omni.pipeline.workers import Workers
 from triton_omni.sampling import ThinkerSampling
+from triton_omni.thinker.siblings import Siblings
 from triton_omni.triton.lifetime import end_with_server
 from triton_omni.triton.metrics import StatsMetrics
 from triton_omni.triton.parameters import Instance, load_errors
@@ -41,6 +42,7 @@ class TritonPythonModel:
         self._defaults = ThinkerSampling.defaults(instance.checkpoint().generation)
         self._engine = _engine(instance)
         self._rows = Workers("rows", ROWS_THREADS)  # rows() waits for the prefill
+        self._siblings = Siblings(self._engine, ROWS_TIMEOUT_S)
         self._responder = Responder(instance.name, poll_s=CANCEL_POLL_S)
         self._metrics = StatsMetrics(instance, self._engine.stats, self._responder.messages)
 
@@ -62,14 +64,15 @@ class TritonPythonModel:
             else:
                 answer = self._responder.open(request, event_tensors)
                 with answer.guard("thinker"):
-                    self._engine.abort(call.request_id)
+                    self._siblings.abort(call.request_id)
                     answer.send(final=True)
 
     def _send_rows(self, request_id: str, stream: ResponseStream[PromptRows]) -> None:
         with stream.guard("thinker"):
-            stream.send(self._engine.rows(request_id, ROWS_TIMEOUT_S), final=True)
+            stream.send(self._siblings.rows(request_id), final=True)
 
     def finalize(self) -> None:
+        self._siblings.close()
         self._engine.close()
         self._rows.close(timeout_s=1)
         self._metrics.close()
