@@ -14,6 +14,8 @@ from triton_omni.errors import CheckpointError
 CHECKPOINT_VARIABLE = "OMNI_CHECKPOINT"
 SAMPLE_RATE_HZ = 24_000
 CODEC_FRAMES_PER_SECOND = 12.5
+# What a stage runs on: the checkpoint's tensors, or random ones of their shapes, to measure speed without them.
+WEIGHTS = ("checkpoint", "random")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import dataclasses
 import torch
 
 from triton_omni.errors import ConfigError, InvalidRequestError
+from triton_omni.model_config import WEIGHTS
 
 _EXACT = {"float32": torch.float32, "float64": torch.float64}
 _HALF = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -20,7 +21,8 @@ class Code2WavConfig:
     PyTorch); ``cuda_graph``: a step is one replay of a CUDA graph of the fused kernels, None: wherever those run;
     ``max_step_frames``: most frames (rows x frames per row) of one forward, which bounds memory, None for the device's
     own; ``idle_timeout_s``: a session that has received nothing for so long is dropped, so that lost streams cannot
-    keep slots; longer than a request may take.
+    keep slots; longer than a request may take; ``weights``: "checkpoint", or "random" ones of the checkpoint's shapes,
+    for which config.json is enough.
 
     Raises: InvalidRequestError naming the field.
     """
@@ -31,6 +33,7 @@ class Code2WavConfig:
     cuda_graph: bool | None = None
     max_step_frames: int | None = None
     idle_timeout_s: float = 900.0
+    weights: str = "checkpoint"
 
     def __post_init__(self) -> None:
         for field in ("max_sessions", "max_step_frames"):
@@ -40,6 +43,8 @@ class Code2WavConfig:
         known = ("auto", *_HALF, *_EXACT)
         if self.dtype not in known:
             raise InvalidRequestError("dtype", f"must be one of {', '.join(known)}, got {self.dtype!r}")
+        if self.weights not in WEIGHTS:
+            raise InvalidRequestError("weights", f"must be one of {', '.join(WEIGHTS)}, got {self.weights!r}")
         if self.cuda_graph and self.dtype in _EXACT:
             raise InvalidRequestError("cuda_graph", f"needs dtype auto, float16 or bfloat16, got {self.dtype}")
         if not self.idle_timeout_s > 0:

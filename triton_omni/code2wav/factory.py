@@ -12,6 +12,7 @@ from triton_omni.code2wav.buckets import buckets
 from triton_omni.code2wav.config import Code2WavConfig
 from triton_omni.code2wav.engine import StreamingEngine
 from triton_omni.code2wav.model import StreamingCode2Wav
+from triton_omni.code2wav.random_weights import random_code2wav
 from triton_omni.code2wav.runner import RowDecoder, Runner
 from triton_omni.code2wav.shape import Code2WavShape
 from triton_omni.errors import CheckpointError
@@ -37,7 +38,7 @@ def load_code2wav(model_config: ModelConfig, config: Code2WavConfig | None = Non
     if dtype.itemsize == 2:
         runner = _fused_runner(model_config, shape, config, device, dtype)
     else:
-        model = load_model(model_config, shape, config.max_sessions, device, dtype)
+        model = load_model(model_config, shape, config.max_sessions, device, dtype, weights=config.weights)
         logger.info("code2wav: %d slots of %.2f MiB", config.max_sessions, model.slot_bytes / 2**20)
         runner = Runner(model, config.step_frames(device))
     logger.info("code2wav: %s on %s, loaded in %.1f s", dtype, device, time.monotonic() - began_s)
@@ -58,7 +59,7 @@ def _fused_runner(
     logger.info("code2wav: %s", memory)
     with torch.cuda.device(device):
         memory.check(torch.cuda.mem_get_info()[0], device)
-        model = load_model(model_config, shape, 1, device, torch.float32)
+        model = load_model(model_config, shape, 1, device, torch.float32, weights=config.weights)
         packed = PackedCode2Wav(model, dtype, device)
         ratio_db = signal_to_noise_db(model, packed)
         logger.info("code2wav: %s is %.1f dB from float32, on random codes", dtype, ratio_db)
@@ -69,9 +70,19 @@ def _fused_runner(
 
 
 def load_model(
-    model_config: ModelConfig, shape: Code2WavShape, slots: int, device: torch.device, dtype: torch.dtype
+    model_config: ModelConfig,
+    shape: Code2WavShape,
+    slots: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    weights: str = "checkpoint",
 ) -> StreamingCode2Wav:
-    """The decoder with the checkpoint's weights and ``slots`` empty slots."""
+    """The decoder with ``slots`` empty slots, on the checkpoint's weights or on random ones (see Code2WavConfig)."""
+    if weights == "random":
+        random = random_code2wav(shape, device, slots).to(dtype)
+        random.prepare(slots)  # again: what it keeps is of the weights' dtype
+        return random
     with torch.device("meta"):
         model = StreamingCode2Wav(shape)
     Checkpoint(model_config).load(model, PREFIX, dtype=dtype, device=device)

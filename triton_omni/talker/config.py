@@ -7,6 +7,7 @@ import dataclasses
 import torch
 
 from triton_omni.errors import ConfigError
+from triton_omni.model_config import WEIGHTS
 
 # Prompt rows of one graph: more would keep running sessions waiting for longer than one of their steps.
 MAX_GRAPHED_ROWS = 256
@@ -25,7 +26,8 @@ class TalkerConfig:
     ``cuda_graph``: a step is one replay of a CUDA graph of fused kernels; None: where device and checkpoint allow it.
     ``buckets``: numbers of rows that get a graph (a batch is filled up to the next one); empty: 1, 2, 4, 8, 16, 24, 32,
     48, 64 as far as max_sessions needs them. ``async_output``: launch a step before the last one's codes are read;
-    None: where the device runs ahead of the host.
+    None: where the device runs ahead of the host. ``weights``: "checkpoint", or "random" ones of the checkpoint's
+    shapes, for which config.json is enough.
 
     Raises: ConfigError naming the field.
     """
@@ -38,6 +40,7 @@ class TalkerConfig:
     cuda_graph: bool | None = None
     buckets: tuple[int, ...] = ()
     async_output: bool | None = None
+    weights: str = "checkpoint"
 
     def __post_init__(self) -> None:
         for field in ("max_sessions", "max_context", "prefill_chunk"):
@@ -45,6 +48,8 @@ class TalkerConfig:
                 raise ConfigError(f"must be at least 1, got {getattr(self, field)}", field=f"talker.{field}")
         if self.dtype not in ("auto", *_DTYPES):
             raise ConfigError(f"must be one of auto, {', '.join(_DTYPES)}, got {self.dtype!r}", field="talker.dtype")
+        if self.weights not in WEIGHTS:
+            raise ConfigError(f"must be one of {', '.join(WEIGHTS)}, got {self.weights!r}", field="talker.weights")
         if self.buckets and (min(self.buckets) < 1 or max(self.buckets) < self.max_sessions):
             raise ConfigError(
                 f"must be at least 1, the largest at least max_sessions {self.max_sessions}, got {self.buckets}",

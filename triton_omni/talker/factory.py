@@ -15,6 +15,7 @@ from triton_omni.talker.config import MAX_GRAPHED_ROWS, TalkerConfig
 from triton_omni.talker.engine import LocalTalkerEngine
 from triton_omni.talker.memory import MemoryPlan
 from triton_omni.talker.model import Talker
+from triton_omni.talker.random_weights import random_talker
 from triton_omni.talker.runner import Runner, TalkerRunner
 from triton_omni.talker.shape import TalkerShape
 from triton_omni.talker.slots import Slots
@@ -49,14 +50,25 @@ def load_runner(model_config: ModelConfig, config: TalkerConfig) -> Runner:
     if device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(device)
         MemoryPlan.of(shape, config, dtype, graphed=graphed).check(free_bytes, device)
+    if config.weights == "random":
+        talker = random_talker(shape, device, dtype)
+    else:
+        talker = _talker_of(model_config, shape, device, dtype)
+    logger.info(
+        "talker loaded on %s as %s in %.1f s, weights: %s", device, dtype, time.monotonic() - began_s, config.weights
+    )
+    return make_runner(talker, config, device, dtype, graphed=graphed)
+
+
+def _talker_of(model_config: ModelConfig, shape: TalkerShape, device: torch.device, dtype: torch.dtype) -> Talker:
+    """Prepared, with the checkpoint's weights."""
     checkpoint = Checkpoint(model_config)
     with torch.device("meta"):
         talker = Talker(shape)
     checkpoint.load(talker, "talker.", dtype=dtype, device=device)
     talker.to(device).eval().requires_grad_(False)
     talker.prepare(checkpoint.tensor(THINKER_EMBEDDINGS))
-    logger.info("talker loaded on %s as %s in %.1f s", device, dtype, time.monotonic() - began_s)
-    return make_runner(talker, config, device, dtype, graphed=graphed)
+    return talker
 
 
 def make_runner(

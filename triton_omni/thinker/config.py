@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from triton_omni.errors import InvalidRequestError
+from triton_omni.model_config import WEIGHTS
 
 ENGINES = ("auto", "vllm", "transformers")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -29,7 +30,8 @@ class ThinkerConfig:
     ``dtype`` "auto": the checkpoint's; ``device`` "auto": the GPU where there is one; ``max_model_len`` 0: the
     checkpoint's context. ``max_num_seqs`` requests run at once, the others wait; above ``max_open_requests`` new ones
     are refused. The media limits hold for one file each: ``max_audio_s`` also for a video's track,
-    ``max_video_pixels`` over all its sampled frames, taken at ``video_fps``.
+    ``max_video_pixels`` over all its sampled frames, taken at ``video_fps``. ``weights``: "checkpoint", or "random"
+    ones of the checkpoint's shapes, for which config.json and the processor's files are enough.
     """
 
     engine: str = "auto"
@@ -45,10 +47,12 @@ class ThinkerConfig:
     max_video_pixels: int = 400_000_000
     video_fps: float = 2.0
     vllm_args: str = ""
+    weights: str = "checkpoint"
 
     def __post_init__(self) -> None:
         _one_of("engine", self.engine, ENGINES)
         _one_of("dtype", self.dtype, DTYPES)
+        _one_of("weights", self.weights, WEIGHTS)
         for name in _AT_LEAST_ONE:
             if not getattr(self, name) >= 1:
                 raise InvalidRequestError(name, f"must be at least 1, got {getattr(self, name)}")

@@ -41,7 +41,7 @@ class TransformersModel:
 
     def __init__(self, model_config: ModelConfig, config: ThinkerConfig) -> None:
         self.device = _device(config.device)
-        self._model = _load(model_config, config.dtype).to(self.device)
+        self._model = _load(model_config, config).to(self.device)
         self._text = self._model.model.language_model
         thinker = self._model.config
         self._media_ids = torch.tensor([thinker.audio_token_id, thinker.image_token_id, thinker.video_token_id])
@@ -155,9 +155,15 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _load(model_config: ModelConfig, dtype: str) -> Any:
+def _load(model_config: ModelConfig, config: ThinkerConfig) -> Any:
+    dtype = config.dtype
     if dtype == "auto":
         dtype = model_config.raw.get("dtype") or model_config.raw.get("torch_dtype") or "auto"
+    if config.weights == "random":
+        thinker = Qwen3OmniMoeThinkerConfig.from_pretrained(model_config.path)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return Qwen3OmniMoeThinkerForConditionalGeneration._from_config(thinker, dtype=dtype).eval()
     try:
         model, info = Qwen3OmniMoeThinkerForConditionalGeneration.from_pretrained(
             model_config.path,

@@ -14,7 +14,7 @@ from triton_omni.model_config import ModelConfig
 from triton_omni.options import unknown_key_message
 from triton_omni.thinker.config import ThinkerConfig
 from triton_omni.thinker.limits import context_tokens
-from triton_omni.thinker.vllm_plugin import ARCHITECTURE
+from triton_omni.thinker.vllm_plugin import ARCHITECTURE, RANDOM_WEIGHTS
 
 _OURS = ("model", "hf_overrides", "kv_transfer_config", "tokenizer", "trust_remote_code", "pipeline_parallel_size")
 _CPU_KV_CACHE_BYTES = 1 << 30
@@ -37,6 +37,8 @@ def engine_args(model_config: ModelConfig, config: ThinkerConfig, rows_socket: s
     }
     if current_platform.device_type == "cpu":
         values["kv_cache_memory_bytes"] = _CPU_KV_CACHE_BYTES  # vLLM's own default is a share of the machine's memory
+    if config.weights == "random":
+        values["load_format"] = RANDOM_WEIGHTS
     if model_config.speaks:
         values["kv_transfer_config"] = {
             "kv_connector": "RowsConnector",

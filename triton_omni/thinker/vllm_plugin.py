@@ -7,6 +7,7 @@ import multiprocessing
 from triton_omni.lifetime import end_with
 
 ARCHITECTURE = "TritonOmniThinkerForConditionalGeneration"
+RANDOM_WEIGHTS = "triton_omni_random"  # a load format
 
 
 def register() -> None:
@@ -19,3 +20,8 @@ def register() -> None:
 
     if ARCHITECTURE not in ModelRegistry.get_supported_archs():
         ModelRegistry.register_model(ARCHITECTURE, "triton_omni.thinker.vllm_model:OmniThinker")
+        from vllm.model_executor.model_loader import register_model_loader
+
+        from triton_omni.thinker.vllm_random_weights import RandomWeightsLoader
+
+        register_model_loader(RANDOM_WEIGHTS)(RandomWeightsLoader)
