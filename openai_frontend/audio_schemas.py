@@ -63,7 +63,7 @@ def _language(value: str) -> str:
 
 class SpeechRequest(Strict):
     """POST /v1/audio/speech. ``voice``: one of the checkpoint's, in any case; ``instructions``: how to read;
-    ``talker``, ``seed`` and ``chunk_frames`` as in chat.
+    ``talker``, ``seed``, ``chunk_frames`` and ``chunk_policy`` as in chat.
     """
 
     model: str
@@ -79,6 +79,7 @@ class SpeechRequest(Strict):
     # Beyond OpenAI's.
     talker: TalkerOptions | None = None
     chunk_frames: list[Int] | None = None
+    chunk_policy: Literal["fixed", "adaptive"] | None = None
     seed: Int | None = None
 
 

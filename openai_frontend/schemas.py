@@ -102,6 +102,7 @@ class ChatCompletionRequest(Strict):
     talker: TalkerOptions | None = None
     chunk_frames: list[Int] | None = None
     initial_chunk_frames: Int | None = None
+    chunk_policy: Literal["fixed", "adaptive"] | None = None
     mm_processor_kwargs: MmProcessorKwargs | None = None
     # Of vLLM-Omni's bench, in its dialect only.
     ref_audio: Any = None

@@ -48,6 +48,7 @@ def translate_speech(body: SpeechRequest, context: Context) -> Translation:
         "thinker": given({"temperature": 0.0, "max_tokens": min(tokens, context.config.context_tokens), "seed": seed}),
         "talker": given(talker),
         "chunk_frames": body.chunk_frames,
+        "chunk_policy": body.chunk_policy,
     }
     audio_format = SPEECH_FORMATS[body.response_format or DEFAULT_FORMAT]
     names = {"speaker": "voice", "messages": "input", "messages[1].content": "input"}

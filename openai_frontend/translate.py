@@ -108,6 +108,7 @@ def _translate(body: ChatCompletionRequest, context: Context, files: Files, dial
         "thinker": given(thinker),
         "talker": given(talker),
         "chunk_frames": _chunk_frames(body),
+        "chunk_policy": body.chunk_policy,
         "use_audio_in_video": body.mm_processor_kwargs and body.mm_processor_kwargs.use_audio_in_video,
         "continuous_usage": _continuous_usage(body, dialect) or None,
     } | tools_wire(body.tools, body.tool_choice, body.parallel_tool_calls)
@@ -164,7 +165,7 @@ def _modalities(body: ChatCompletionRequest, dialect: str) -> list[str]:
     """Text unless asked otherwise; ``audio`` without modalities, and vLLM-Omni's dialect, ask for both."""
     both = body.audio is not None or dialect == vllm_omni.DIALECT
     modalities = list(body.modalities or (["text", "audio"] if both else ["text"]))
-    for name in ("audio", "speaker", "talker", "chunk_frames", "initial_chunk_frames"):
+    for name in ("audio", "speaker", "talker", "chunk_frames", "initial_chunk_frames", "chunk_policy"):
         if "audio" not in modalities and getattr(body, name) is not None:
             raise InvalidRequestError(name, "has no effect without 'audio' in modalities; add it or leave this out")
     return modalities

@@ -79,14 +79,8 @@ class Item:
         return sum(part.bytes for part in self.parts)
 
     def json(self, audio_format: WireFormat | None = None) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": "realtime.item",
-            "type": "message",
-            "status": self.status,
-            "role": self.role,
-            "content": [part.json(audio_format) for part in self.parts],
-        }
+        content = [part.json(audio_format) for part in self.parts]
+        return {**_head(self, "message"), "role": self.role, "content": content}
 
 
 @dataclasses.dataclass(slots=True)
@@ -104,15 +98,8 @@ class FunctionCall:
         return len(self.name) + len(self.arguments)
 
     def json(self, audio_format: WireFormat | None = None) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": "realtime.item",
-            "type": "function_call",
-            "status": self.status,
-            "call_id": self.call_id,
-            "name": self.name,
-            "arguments": self.arguments,
-        }
+        called = {"call_id": self.call_id, "name": self.name, "arguments": self.arguments}
+        return {**_head(self, "function_call"), **called}
 
 
 @dataclasses.dataclass(slots=True)
@@ -129,17 +116,14 @@ class FunctionOutput:
         return len(self.output)
 
     def json(self, audio_format: WireFormat | None = None) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": "realtime.item",
-            "type": "function_call_output",
-            "status": self.status,
-            "call_id": self.call_id,
-            "output": self.output,
-        }
+        return {**_head(self, "function_call_output"), "call_id": self.call_id, "output": self.output}
 
 
 AnyItem: TypeAlias = Item | FunctionCall | FunctionOutput
+
+
+def _head(item: AnyItem, kind: str) -> dict[str, Any]:
+    return {"id": item.id, "object": "realtime.item", "type": kind, "status": item.status}
 
 
 class Conversation:

@@ -149,6 +149,7 @@ async def test_no_field_of_ours_is_read_by_nobody(make_app, chat):
         "talker": {"top_k": 5},
         "chunk_frames": [5],
         "initial_chunk_frames": 5,
+        "chunk_policy": "adaptive",
         "mm_processor_kwargs": {"use_audio_in_video": True},
     }
     benchs = {"ref_audio", "ref_text", "task_type", "language", "max_new_tokens", "return_stage_metrics"}

@@ -53,12 +53,14 @@ async def test_mp3_unless_asked_otherwise(make_app):
 
 
 async def test_the_model_is_asked_to_read(make_app):
-    engine, _ = await spoken(make_app, voice="ETHAN", instructions="Whisper.", seed=7, talker={"top_k": 5})
+    engine, _ = await spoken(
+        make_app, voice="ETHAN", instructions="Whisper.", seed=7, talker={"top_k": 5}, chunk_policy="adaptive"
+    )
     system, user = engine.request["messages"]
     assert (system["role"], user) == ("system", {"role": "user", "content": BODY["input"]})
     assert "exactly the words" in system["content"]
     assert system["content"].endswith("Whisper.")
-    assert engine.request["modalities"] == ["audio"]
+    assert (engine.request["modalities"], engine.request["chunk_policy"]) == (["audio"], "adaptive")
     assert engine.request["speaker"] == "ETHAN"
     assert engine.request["talker"] == {"top_k": 5, "seed": 7}
     assert engine.request["thinker"]["max_tokens"] == len(BODY["input"].encode()) + 64
