@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -28,6 +30,7 @@ class GrpcTarget:
         self._timeout_s = timeout_s
         self._wants = {"wants_text": wants_text, "wants_audio": wants_audio}
         self._connected: tuple[Any, Any] | None = None  # channel and stub
+        self._closing: set[Any] = set()
 
     async def ask(self, body: Mapping[str, Any], late_s: float) -> Record:
         """One request from start to end; what goes wrong stands in the record."""
@@ -38,13 +41,22 @@ class GrpcTarget:
         answer = Recorder(time.monotonic(), late_s)
         try:
             stream = self._connected[1].ModelStreamInfer(_once(request), timeout=self._timeout_s)
-            async for response in stream:
+            while not answer.ended and (response := await stream.read()) is not grpc.aio.EOF:
                 take_response(response, time.monotonic() - answer.sent_s, answer)
+            self._closing.add(asyncio.ensure_future(self._drain(stream)))
         except grpc.RpcError as error:
             answer.fail(f"{error.code().name}: {error.details()}")
         return answer.close(time.monotonic(), **self._wants)
 
+    async def _drain(self, stream: Any) -> None:
+        """Triton closes a stream after the answer's end, which is what an HTTP client sees; nobody waits for it."""
+        with contextlib.suppress(grpc.RpcError):
+            while await stream.read() is not grpc.aio.EOF:
+                pass
+        self._closing.discard(asyncio.current_task())
+
     async def close(self) -> None:
+        await asyncio.gather(*self._closing)
         if self._connected is not None:
             await self._connected[0].close()
 
