@@ -20,14 +20,14 @@ from triton_omni.serve.processes import Watched, model_stubs
 from triton_omni.serve.replicas import Replicas
 from triton_omni.serve.tritonserver import TritonServer
 
-pytestmark = [pytest.mark.triton, pytest.mark.slow]
+pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SESSIONS = 16
 
 
 @pytest.fixture(scope="module")
 def server(make_server) -> Iterator[TritonServer]:
-    slow = {"talker": {"null_frame_ms": "80"}}
+    slow = {"talker": {"null_frame_ms": "100"}}
     with make_server(slow, {"thinker": 2, "talker": 2, "code2wav": 2}, null=True) as server:
         server.wait_ready(240)
         yield server
