@@ -37,18 +37,18 @@ async def test_what_it_tells(make_app, script, status, told):
 
 
 @pytest.mark.asyncio
-async def test_those_that_ask_at_once_share_one_request(make_app):
+async def test_those_that_ask_at_once_share_one_request():
     hold = asyncio.Event()
     engine = FakeEngine(*ANSWER[:2], hold, *ANSWER[2:])
-    async with client_of(make_app(engine)) as client:
-        first, leaving, second = (asyncio.ensure_future(client.get(URL)) for _ in range(3))
-        await engine.waits.wait()
-        leaving.cancel()
-        hold.set()
-        assert (await first).json() == (await second).json()
-        assert len(engine.requests) == 1
-        assert (await client.get(URL)).json()["status"] == "ok"
-        assert len(engine.requests) == 2
+    probe = Probe(engine, speaks=True)
+    first, leaving, second = (asyncio.ensure_future(probe.run()) for _ in range(3))
+    await engine.waits.wait()
+    leaving.cancel()
+    hold.set()
+    assert await first == await second
+    assert len(engine.requests) == 1
+    await probe.run()
+    assert len(engine.requests) == 2
 
 
 @pytest.mark.asyncio
