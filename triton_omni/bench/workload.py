@@ -28,7 +28,7 @@ _WORDS = (
 )
 # The stop token of vLLM-Omni's talker, and the settings of the checkpoint that it is given by hand.
 _VLLM_OMNI_TALKER = {"temperature": 0.9, "top_k": 50, "repetition_penalty": 1.05, "stop_token_ids": [2150]}
-_VLLM_OMNI_CODE2WAV = {"temperature": 0.0, "top_k": -1, "max_tokens": 65_536}
+_VLLM_OMNI_CODE2WAV = {"temperature": 0.0, "top_k": -1, "repetition_penalty": 1.1, "max_tokens": 65_536}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
