@@ -30,6 +30,7 @@ from triton_omni.pipeline.stages import (
 )
 from triton_omni.triton import code2wav_wire, talker_wire, thinker_wire
 from triton_omni.triton.dead_replicas import DeadReplicaError, Sequences, opened
+from triton_omni.triton.late_errors import raise_late_error
 from triton_omni.triton.tensors import Arrays, arrays
 from triton_omni.triton.wakeups import PARAMETER, Arrivals, WakeupReader
 
@@ -261,7 +262,9 @@ class BlsCode2Wav:
 def _read(model: str, response: Any) -> Arrays:
     if response.has_error():
         raise _error(model, response.error().message())
-    return arrays(response.output_tensors())
+    outputs = arrays(response.output_tensors())
+    raise_late_error(model, outputs)
+    return outputs
 
 
 def _error(model: str, text: str) -> OmniError:
