@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -36,9 +37,9 @@ def _encode(events):
     return [[Tensor("TEXT", ["".join(events)])]] if events else []
 
 
-@pytest.fixture
-def responder() -> Iterator[Responder]:
-    responder = Responder("test", poll_s=POLL_S)
+@pytest.fixture(params=[False, True], ids=["one thread sends", "senders send"])
+def responder(request: pytest.FixtureRequest) -> Iterator[Responder]:
+    responder = Responder("test", poll_s=POLL_S, senders_may_wait=request.param)
     yield responder
     responder.close()
 
@@ -59,16 +60,71 @@ def test_everything_leaves_in_order_and_ends_once(responder: Responder) -> None:
     assert [final for _, final in sender.sent] == [False] * (len(sender.sent) - 1) + [True]
 
 
+def _block(responder: Responder, gate: threading.Event) -> threading.Thread:
+    """A response that takes until the gate opens."""
+    begun = threading.Event()
+    stream = responder.open(Sender(), lambda _: [(begun.set(), gate.wait(5)) and [Tensor("TEXT", ["x"])]])
+    thread = threading.Thread(target=stream.send, args=(Event("x."),), kwargs={"final": True})
+    thread.start()
+    assert begun.wait(5)
+    return thread
+
+
 def test_what_gathers_while_a_send_takes_its_time_leaves_together(responder: Responder) -> None:
     gate, sender = threading.Event(), Sender()
-    blocked = responder.open(Sender(), lambda _: [gate.wait(5) and [Tensor("TEXT", ["x"])]])
-    blocked.send(Event("x"))
+    blocking = _block(responder, gate)
     stream = responder.open(sender, _encode)
     for part in ("a", "b", "c."):
         stream.sink(Event(part))
     gate.set()
     assert sender.finished.wait(5)
     assert _texts(sender) == ["abc."] and len(sender.sent) == 1
+    blocking.join()
+
+
+def test_a_sender_that_may_wait_sends_itself_and_wakes_nobody() -> None:
+    responder = Responder("test", poll_s=60, senders_may_wait=True)
+    sender, threads = Sender(), []
+    stream = responder.open(sender, lambda events: threads.append(threading.current_thread()) or _encode(events))
+    stream.sink(Event("a"))
+    assert _texts(sender) == ["a"]
+    stream.sink(Event("b."))
+    assert _texts(sender) == ["a", "b."] and sender.finished.is_set()
+    assert set(threads) == {threading.current_thread()}
+    responder.close()
+
+
+def test_events_of_many_threads_keep_their_streams_order(responder: Responder) -> None:
+    senders = [Sender() for _ in range(8)]
+
+    def speak(sender: Sender) -> None:
+        stream = responder.open(sender, _encode)
+        for number in range(200):
+            stream.sink(Event(f"{number},"))
+        stream.sink(Event("."))
+
+    threads = [threading.Thread(target=speak, args=(sender,)) for sender in senders]
+    for thread in threads:
+        thread.start()
+    for thread, sender in zip(threads, senders, strict=True):
+        thread.join()
+        assert sender.finished.wait(5)
+        assert "".join(_texts(sender)) == "".join(f"{number}," for number in range(200)) + "."
+
+
+def test_a_failed_response_takes_the_request_back_outside_its_senders_locks(responder: Responder) -> None:
+    sender, lock, taken_back = Sender(), threading.Lock(), threading.Event()
+
+    def on_cancel() -> None:
+        with lock:
+            taken_back.set()
+
+    stream = responder.open(sender, lambda events: 1 / 0 if "a" in events else _encode(events), on_cancel=on_cancel)
+    with lock:
+        stream.send(Event("a"))
+        stream.send(Event("b."), final=True)
+    assert sender.finished.wait(5) and taken_back.is_set()
+    assert len(sender.sent) == 1 and sender.sent[0][0].error, "a part is missing: the rest is none of the caller's"
 
 
 def test_errors_are_wire_lines_and_final(responder: Responder) -> None:
@@ -215,6 +271,41 @@ def test_a_cancel_key_is_forgotten_with_its_request(reader: WakeupReader) -> Non
     assert not token.cancelled.is_set()
     keys.add("", Token())
     keys.add("", Token())
+
+
+def test_many_open_requests_are_asked_less_often_each(responder: Responder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triton_omni.triton.responder.MAX_POLLS_PER_S", 0.001)
+    senders, asked = [Sender() for _ in range(3)], []
+    first_round, again = threading.Event(), threading.Event()
+
+    def ask(sender: Sender) -> bool:
+        if sender in asked:
+            again.set()
+        asked.append(sender)
+        if len(asked) == len(senders):
+            first_round.set()
+        return False
+
+    streams = []
+    for sender in senders:
+        sender.is_cancelled = partial(ask, sender)
+        streams.append(responder.open(sender, _encode))
+    assert first_round.wait(5)
+    assert not again.wait(10 * POLL_S), "each is due again in more than half an hour"
+    for stream in streams:
+        stream.sink(Event("a."))
+
+
+def test_messages_are_counted(responder: Responder) -> None:
+    gate, sender = threading.Event(), Sender()
+    blocking = _block(responder, gate)
+    stream = responder.open(sender, lambda events: [[Tensor("TEXT", [event])] for event in events])
+    for part in ("a", "b", "c."):
+        stream.sink(Event(part))
+    gate.set()
+    assert sender.finished.wait(5)
+    blocking.join()
+    assert responder.messages() == {"request": 2, "response": 4}
 
 
 def test_a_sender_outlives_the_last_question(responder: Responder) -> None:

@@ -1,7 +1,7 @@
-"""The thread that owns ``send()`` and ``is_cancelled()`` of every open request of a model instance.
+"""One owner for ``send()`` and ``is_cancelled()`` of every open request of a model instance.
 
-Engines hand events over and never wait for Triton. One owner matters for more than speed: the server dies
-when ``is_cancelled()`` is asked after the final response, and sends of several threads may change places.
+Engines hand events over to its thread and never wait for Triton. One owner at a time matters for more than speed: the
+server dies when ``is_cancelled()`` is asked after the final response, and sends of several threads may change places.
 """
 
 from __future__ import annotations
@@ -14,16 +14,20 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import triton_python_backend_utils as pb_utils
 
 from triton_omni.errors import OmniError, StageError
+from triton_omni.triton.late_errors import late_error_tensors
 from triton_omni.triton.wakeups import PARAMETER, Record, WakeupWriter
 
 logger = logging.getLogger(__name__)
 
 SENDER_LIFE_S = 3.0
+# Each question is a message to the server and back: with 64 open requests, five a second for each took 6 % of omni_bls.
+MAX_POLLS_PER_S = 64
 
 T = TypeVar("T")
 Encode = Callable[[Sequence[T]], Sequence[Sequence[Any]]]
@@ -62,7 +66,9 @@ class ResponseStream(Generic[T]):
         self.sender = sender
         self.encode = encode
         self.on_cancel = on_cancel
+        self.begun = False
         self.ended = False
+        self.broken = False  # an event is lost: nothing but the error may follow
         self.poll_at = 0.0
 
     def sink(self, event: T | OmniError) -> None:
@@ -84,13 +90,15 @@ class ResponseStream(Generic[T]):
             self.fail(StageError(stage, f"{type(error).__name__}: {error}"))
 
     def send(self, *events: T, final: bool = False) -> None:
-        """Queue ``events``; never blocks. What comes after ``final`` or an error is dropped."""
+        """Hand ``events`` over; what comes after ``final`` or an error is dropped."""
         with self._lock:
             if self._final:
                 return
             self._pending.extend(events)
             self._final = final
-            self._wake()
+            asleep, self._queued = not self._queued, True
+        if asleep:
+            self._responder.wake(self)
 
     def fail(self, error: OmniError) -> None:
         """End the request with a Triton error whose text is ``error.to_wire()``."""
@@ -98,27 +106,29 @@ class ResponseStream(Generic[T]):
             if self._final:
                 return
             self._error, self._final = error, True
-            self._wake()
+            asleep, self._queued = not self._queued, True
+        if asleep:
+            self._responder.wake(self)
 
     def take(self) -> tuple[list[T], OmniError | None, bool]:
-        """Everything that waits, for the responder's thread."""
+        """Everything that waits, for the responder."""
         with self._lock:
             pending, self._pending, self._queued = self._pending, [], False
             return pending, self._error, self._final
 
-    def _wake(self) -> None:
-        if not self._queued:
-            self._queued = True
-            self._responder.wake(self)
-
 
 class Responder:
-    """Starts its thread at once. ``poll_s``: how often each open request is asked whether its caller has left."""
+    """Starts its thread at once. ``poll_s``: how often each open request is asked whether its caller has left; less
+    often when so many are open that it would be more than MAX_POLLS_PER_S. ``senders_may_wait``: a thread with an event
+    sends it itself when nobody else is sending, which saves waking another one; not for the threads of engines.
+    """
 
-    def __init__(self, name: str, *, poll_s: float) -> None:
+    def __init__(self, name: str, *, poll_s: float, senders_may_wait: bool = False) -> None:
         self._poll_s = poll_s
+        self._senders_may_wait = senders_may_wait
+        self._owner = threading.Lock()
         self._requests = self._responses = 0
-        self._ready: queue.SimpleQueue[ResponseStream[Any] | None] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[ResponseStream[Any] | Callable[[], None] | None] = queue.SimpleQueue()
         self._wakeups = WakeupWriter()
         self._asked: collections.deque[tuple[float, Any]] = collections.deque()
         self._opened: queue.SimpleQueue[ResponseStream[Any]] = queue.SimpleQueue()
@@ -148,7 +158,13 @@ class Responder:
 
     def wake(self, stream: ResponseStream[Any]) -> None:
         """``stream`` has something to send."""
-        self._ready.put(stream)
+        if self._senders_may_wait and self._owner.acquire(blocking=False):
+            try:
+                self._flush(stream)
+            finally:
+                self._owner.release()
+        else:
+            self._ready.put(stream)
 
     def close(self) -> None:
         """Send what was queued before this call, then end the thread."""
@@ -156,18 +172,22 @@ class Responder:
         self._thread.join()
 
     def _run(self) -> None:
-        # Every stream is polled at the same interval, so the one that waits longest is always in front.
+        # Every stream is polled at about the same interval, so the one that waits longest is in front.
         polls: collections.deque[ResponseStream[Any]] = collections.deque()
         while True:
             wait_s = self._poll_s if not polls else max(0.0, polls[0].poll_at - time.monotonic())
             try:
-                stream = self._ready.get(timeout=wait_s)
+                item = self._ready.get(timeout=wait_s)
             except queue.Empty:
                 pass
             else:
-                if stream is None:
+                if item is None:
                     return
-                self._flush(stream)
+                if isinstance(item, ResponseStream):
+                    with self._owner:
+                        self._flush(item)
+                else:
+                    item()
             self._adopt(polls)
             self._poll(polls)
 
@@ -181,15 +201,20 @@ class Responder:
         now = time.monotonic()
         while polls and polls[0].poll_at <= now:
             stream = polls.popleft()
-            if stream.ended:
-                continue
-            if stream.wakeup is not None:
-                # omni_bls takes its requests back in-band; Triton tells a child nothing of its caller's end.
-                self._wake(stream, Record.ALIVE)
-            elif self._is_cancelled(stream):
+            interval_s, is_cancelled = self._poll_s, False
+            with self._owner:
+                if stream.ended:
+                    continue
+                if stream.wakeup is not None:
+                    # omni_bls takes its requests back in-band; Triton tells a child nothing of its caller's end.
+                    self._wake(stream, Record.ALIVE)
+                else:
+                    is_cancelled = self._is_cancelled(stream)
+                    interval_s = max(interval_s, len(polls) / MAX_POLLS_PER_S)
+            if is_cancelled:
                 stream.on_cancel()
                 continue
-            stream.poll_at = now + self._poll_s
+            stream.poll_at = now + interval_s
             polls.append(stream)
 
     def _is_cancelled(self, stream: ResponseStream[Any]) -> bool:
@@ -204,21 +229,28 @@ class Responder:
 
     def _flush(self, stream: ResponseStream[Any]) -> None:
         events, error, final = stream.take()
-        if stream.ended:
+        if stream.ended or stream.broken:
             return
         try:
             responses = [pb_utils.InferenceResponse(output_tensors=list(tensors)) for tensors in stream.encode(events)]
             if error is not None:
-                responses.append(_error_response(error))
+                responses.append(_error_response(stream, error, late=stream.begun or bool(responses)))
             self._send(stream, responses, final)
         except Exception as failure:
             logger.exception("a response could not be sent")
-            stream.on_cancel()
+            stream.broken = True
+            # Not here: this may be a thread that holds what ``on_cancel`` needs.
+            self._ready.put(partial(self._end_failed, stream, StageError("response", str(failure))))
+
+    def _end_failed(self, stream: ResponseStream[Any], error: OmniError) -> None:
+        stream.on_cancel()
+        with self._owner:
             if not stream.ended:
-                self._send(stream, [_error_response(StageError("response", str(failure)))], final=True)
+                self._send(stream, [_error_response(stream, error, late=stream.begun)], final=True)
 
     def _send(self, stream: ResponseStream[Any], responses: Sequence[Any], final: bool) -> None:
         for response in responses[:-1] if final else responses:
+            stream.begun = True
             self._responses += 1
             stream.sender.send(response)
             self._wake(stream, Record.RESPONSE)
@@ -233,5 +265,7 @@ class Responder:
             self._wakeups.write(stream.wakeup, record)
 
 
-def _error_response(error: OmniError) -> Any:
+def _error_response(stream: ResponseStream[Any], error: OmniError, *, late: bool) -> Any:
+    if late and stream.wakeup is not None:
+        return pb_utils.InferenceResponse(output_tensors=late_error_tensors(error))
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(error.to_wire()))
