@@ -25,15 +25,18 @@ from triton_omni.tools import ToolCallDelta, ToolUse
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NullThinkerConfig:
-    """``answer_tokens`` ids, the first after ``prefill_ms``, then one every ``token_ms``; ``prompt_tokens`` in all."""
+    """``answer_tokens`` ids, the first after ``prefill_ms``, then one every ``token_ms``; ``prompt_tokens`` in all.
+    With ``fail_at_token`` every answer ends with an error there.
+    """
 
     token_ms: float = 10.0
     prefill_ms: float = 20.0
     answer_tokens: int = 40
     prompt_tokens: int = 32
+    fail_at_token: int = 0
 
     def __post_init__(self) -> None:
-        at_least(self, token_ms=0, prefill_ms=0, answer_tokens=0, prompt_tokens=1)
+        at_least(self, token_ms=0, prefill_ms=0, answer_tokens=0, prompt_tokens=1, fail_at_token=0)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -130,6 +133,9 @@ class NullThinker:
         token_ms = self._config.token_ms
         due = min(answer.tokens, 1 + int(late_ms / token_ms)) if token_ms else answer.tokens
         answer.sent = max(due, min(first + 1, answer.tokens))
+        if 0 < self._config.fail_at_token <= answer.sent:
+            self._end(request_id, StageError("thinker", f"failed at token {self._config.fail_at_token}, as told"))
+            return
         if not first and answer.request.want_rows:
             self._make_rows(request_id)
         finish: FinishReason | None = None
