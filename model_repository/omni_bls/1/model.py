@@ -54,7 +54,7 @@ class TritonPythonModel:
             BlsCode2Wav(children, bls.code2wav_model),
             pipeline,
         )
-        self._responder = Responder(instance.name, poll_s=CANCEL_POLL_S)
+        self._responder = Responder(instance.name, poll_s=CANCEL_POLL_S, senders_may_wait=True)
         self._metrics = StatsMetrics(instance, self._pipeline.stats, self._responder.messages)
 
     def execute(self, requests: list[Any]) -> None:
