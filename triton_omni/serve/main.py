@@ -151,7 +151,7 @@ def serve(options: Options, signals: StopSignals) -> None:
                 lambda model, step: logger.info("%6.1f s  %s %s", time.monotonic() - started, step, model),
             )
         voice = config.default_speaker if config.speaks else None
-        with _frontend(options, server, checkpoint) as frontend:
+        with Replicas(server, options.ready_timeout_s) as replicas, _frontend(options, server, checkpoint) as frontend:
             with signals.interruptible():
                 logger.info("warming up: a first answer")
                 _warm_up(server, speech=config.speaks, timeout_s=options.ready_timeout_s)
@@ -159,7 +159,7 @@ def serve(options: Options, signals: StopSignals) -> None:
                 logger.info("%6.1f s  warm", time.monotonic() - started)
             model = options.model_name or checkpoint.resolve().name
             _announce(options, model, voice, demo=options.checkpoint is None)
-            with Replicas(server, options.ready_timeout_s) as replicas, signals.interruptible():
+            with signals.interruptible():
                 ended = replicas.watch([Watched("the frontend", frontend.pid), Watched("tritonserver", server.pid)])
             log_path = frontend.log_path if ended.pid == frontend.pid else server.log_path
             raise ConfigError(f"{ended.name} (process {ended.pid}) ended by itself\n{tail(log_path)}")

@@ -26,9 +26,10 @@ PROBATION_S = 60.0
 
 
 class Replicas:
-    """The stubs of a server whose model repository this may change. A replica that dies again within PROBATION_S of its
-    start is left out, and so is one that takes longer than ``load_timeout_s`` to load. Loading runs on a thread of its
-    own: a large model takes minutes.
+    """The stubs that a server has now. Its model repository is changed as they die.
+
+    A replica that dies again within PROBATION_S of its start is left out, and so is one that takes longer than
+    ``load_timeout_s`` to load. Loading runs on a thread of its own: a large model takes minutes.
     """
 
     def __init__(self, server: TritonServer, load_timeout_s: float | None = None) -> None:
@@ -41,10 +42,12 @@ class Replicas:
         self._started_s: dict[str, float] = {}
         self._dead: queue.SimpleQueue[Watched | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="replicas", daemon=True)
+        for stub in model_stubs(server.pid):
+            self._add(stub)
 
     def watch(self, others: Iterable[Watched]) -> Watched:
         """Block until a process ends without which nothing goes on: one of ``others``, or a stage's last replica."""
-        for process in (*others, *model_stubs(self._server.pid)):
+        for process in others:
             self._add(process)
         self._thread.start()
         while True:
@@ -77,7 +80,7 @@ class Replicas:
         with self._lock:
             left = len(self._alive[dead.model])
         logger.error(
-            "%s (%s, process %d) died, and its sessions with it; the %s goes on with %d replicas",
+            "%s (%s, process %d) died, and its sessions with it; replicas of %s left: %d",
             *(dead.name, dead.instance, dead.pid, dead.model, left),
         )
         directory = self._server.model_repository / dead.model
