@@ -130,6 +130,17 @@ def _more(arguments: str) -> Span:
     return Span(len(arguments), call={"index": 0, "function": {"arguments": arguments}})
 
 
+@pytest.mark.parametrize("begun", ["<tool_call>", '\n<tool_call>\n{"name": "f", "argum', '<tool_call>{"x": 1}'])
+def test_a_call_that_has_just_begun_where_the_answer_is_cut_is_not_said(begun: str) -> None:
+    parser = ToolCallParser()
+    spans = [*parser.push(f"See.{begun}"), *parser.finish(cut=True)]
+    assert "".join(span.text for span in spans) == "See."
+    assert not parser.num_calls and sum(span.num_chars for span in spans) == len(f"See.{begun}")
+    parser = ToolCallParser()
+    whole = [*parser.push('<tool_call>{"arguments": {}, "name": "f"}'), *parser.finish(cut=True)]
+    assert parser.num_calls == 1 and whole[0].call is not None
+
+
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_one_call_at_most(size: int) -> None:
     answer = f"See.\n{WEATHER}\n{NOW} So."

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from triton_omni.thinker.tool_calls import BEGIN, END, ToolCallParser
-from triton_omni.thinker.tool_grammar import tool_grammar
+from triton_omni.thinker.tool_grammar import tag_ids, tool_grammar
 from triton_omni.tools import ToolUse, joined
 
 llguidance = pytest.importorskip("llguidance")
@@ -44,9 +44,10 @@ WEATHER, NOW = tool("weather", parameters=PARAMETERS), tool("now")
 def matcher(tokenizer: Any) -> Callable[..., Matcher]:
     backend = tokenizer.backend_tokenizer.to_str()
     known = llguidance.LLTokenizer(backend, n_vocab=len(tokenizer), eos_token=tokenizer.eos_token_id)
-    tags = {tag: tokenizer.convert_tokens_to_ids(tag) for tag in (BEGIN, END)}
+    tags = tag_ids(tokenizer)
+    assert tags == {tag: tokenizer.convert_tokens_to_ids(tag) for tag in (BEGIN, END)}
 
-    def make(use: ToolUse, answer_schema: dict[str, Any] | None = None, *, tag_ids: Any = tags) -> Matcher:
+    def make(use: ToolUse, answer_schema: str | None = None, *, tag_ids: Any = tags) -> Matcher:
         lark = tool_grammar(use, tag_ids, answer_schema)
         assert lark is not None
         grammar = llguidance.LLMatcher.grammar_from_lark(lark)
@@ -123,7 +124,7 @@ ZONE = f'{BEGIN}\n{{"name": "now", "arguments": {{"zone": 1}}}}\n{END}'
             ["", "Hi < <tool", f"Hi\n{GRAZ}\n{ZONE} Bye", GRAZ],
             [NO_DAYS, f"{BEGIN} is a tag"],
         ),
-        (ToolUse((WEATHER,)), {"type": "object"}, ['{"a": 1}', NO_DAYS, f"{GRAZ}\n{GRAZ}"], ["Hi", f"{{}}{GRAZ}"]),
+        (ToolUse((WEATHER,)), '{"type": "object"}', ['{"a": 1}', NO_DAYS, f"{GRAZ}\n{GRAZ}"], ["Hi", f"{{}}{GRAZ}"]),
     ],
     ids=["required", "one", "named", "not strict", "strict", "or JSON"],
 )  # fmt: skip
@@ -131,7 +132,7 @@ def test_what_they_take(
     matcher: Callable[..., Matcher],
     tokenizer: Any,
     use: ToolUse,
-    schema: dict[str, Any] | None,
+    schema: str | None,
     taken: list[str],
     refused: list[str],
 ) -> None:

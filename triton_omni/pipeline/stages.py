@@ -62,6 +62,11 @@ class ThinkerEvent:
     call_token_ids: Int32 = dataclasses.field(default_factory=lambda: NO_IDS)
     tool_calls: tuple[ToolCallDelta, ...] = ()
 
+    @property
+    def has_news(self) -> bool:
+        """Whether an event on the way brings anything of the answer."""
+        return bool(self.token_ids.size or self.text or self.call_token_ids.size or self.tool_calls)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PromptRows:

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable
 
 from triton_omni.thinker.stop import overlap
-from triton_omni.tools import ToolCallDelta
+from triton_omni.tools import ToolCallDelta, ToolUse
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\\x00-\x1f]+)"\s*,\s*"arguments"\s*:\s*(?=\{)')
@@ -55,8 +55,14 @@ class ToolCallParser:
         self._parallel = parallel
         self._new_id = new_id
         self._held = ""
+        self._cut = False
         self._read: Callable[[list[Span], bool], bool] = self._read_text
         self._arguments = _ObjectEnd()
+
+    @classmethod
+    def of(cls, tools: ToolUse | None) -> ToolCallParser | None:
+        """None where nothing may be called."""
+        return cls(parallel=tools.parallel) if tools is not None else None
 
     @property
     def done(self) -> bool:
@@ -66,8 +72,11 @@ class ToolCallParser:
         """What became certain with the next piece of text."""
         return self._advance(text, last=False)
 
-    def finish(self) -> list[Span]:
-        """The rest, when the answer is over: a call may lack its end tag."""
+    def finish(self, *, cut: bool = False) -> list[Span]:
+        """The rest, when the answer is over: a call may lack its end tag. Where a limit has ``cut`` the answer, a call
+        that has just begun is neither told nor said.
+        """
+        self._cut = cut
         return self._advance("", last=True)
 
     def _advance(self, text: str, *, last: bool) -> list[Span]:
@@ -118,6 +127,9 @@ class ToolCallParser:
             return False
         num_chars = len(self._held) if end < 0 else begin + end + len(END)
         call = _whole_call(body if end < 0 else body[:end])
+        if call is None and end < 0 and self._cut:
+            self._take(spans, num_chars)
+            return False
         if call is None:
             return self._no_call(spans, num_chars)
         self._tell_call(spans, num_chars, *call)

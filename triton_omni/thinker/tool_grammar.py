@@ -22,16 +22,20 @@ _TEXT = f"TEXT: /(.|\\n)+/ & ~/(?s:.*){BEGIN}(?s:.*)/"
 _WHITE_SPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-def tool_grammar(tools: ToolUse, tag_ids: Mapping[str, int], answer_schema: Mapping[str, Any] | None) -> str | None:
-    """None when calls are the model's own affair. ``tag_ids``: BEGIN and END as tokens, where the tokenizer has them;
-    ``answer_schema``: what an answer without calls must match.
-    """
+def tag_ids(tokenizer: Any) -> dict[str, int]:
+    """BEGIN and END as tokens, where the tokenizer has them."""
+    ids = tokenizer.get_vocab()
+    return {tag: ids[tag] for tag in (BEGIN, END) if tag in ids}
+
+
+def tool_grammar(tools: ToolUse, tag_ids: Mapping[str, int], answer_schema: str | None) -> str | None:
+    """None when calls are the model's own affair. ``answer_schema``: JSON of what other answers must match."""
     called = [tool["function"] for tool in tools.tools if tools.choice != "named" or _name(tool) == tools.function]
     calls = 'call ("\\n" call)*' if tools.parallel else "call"
     if tools.choice != "auto":
         start = [f"start: {calls}"]
     elif answer_schema is not None:
-        start = [f"start: answer | {calls}", f"answer: %json {json.dumps(answer_schema)}"]
+        start = [f"start: answer | {calls}", f"answer: %json {answer_schema}"]
     elif any(function.get("strict") for function in called):
         start = ["start: (TEXT? call)* TEXT?", _TEXT]
     else:
