@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from triton_omni.serve.main import ROOT, main, parse_options
+from triton_omni.serve.command_line import ROOT, parse_options
+from triton_omni.serve.main import main
 
 
 def test_defaults() -> None:
@@ -28,6 +29,13 @@ def test_every_option_reaches_its_field() -> None:
     assert options.url == "http://127.0.0.1:9000"
     assert options.drain_s == 2.5
     assert options.model_name == "omni"
+
+
+def test_the_profile_and_its_changes() -> None:
+    options = parse_options(["--profile", "two-gpus", "--set", "talker.max_sessions=8", "--set", "omni_bls.replicas=3"])
+    assert options.profile == "two-gpus"
+    assert options.overrides == ("talker.max_sessions=8", "omni_bls.replicas=3")
+    assert (parse_options([]).profile, parse_options([]).overrides, parse_options([]).dry_run) == (None, (), False)
 
 
 def test_what_follows_two_dashes_is_the_frontends() -> None:

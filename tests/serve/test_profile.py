@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from triton_omni.errors import ConfigError
+from triton_omni.serve.command_line import ROOT
 from triton_omni.serve.deployment import Deployment
 from triton_omni.serve.layout import lay_out
 from triton_omni.serve.machine import PLATFORMS, Device, Machine, Platform
-from triton_omni.serve.main import ROOT, main
+from triton_omni.serve.main import main
 from triton_omni.serve.profile import Profile, default_name, names
 from triton_omni.serve.repository import read_config
 
