@@ -15,10 +15,11 @@ from starlette.websockets import WebSocketDisconnect
 from openai_frontend import errors
 from openai_frontend.audio import SAMPLE_BYTES, base64_text
 from openai_frontend.engine import Delta, Engine
-from openai_frontend.realtime.config import SessionConfig
+from openai_frontend.realtime.config import SessionConfig, in_clients_words
 from openai_frontend.realtime.conversation import Item, Part, Status, new_id
 from openai_frontend.realtime.formats import Resampler
 from openai_frontend.realtime.outputs import FunctionCalls, Output, Outputs, Remember, Send
+from triton_omni.errors import InvalidRequestError
 from triton_omni.model_config import SAMPLE_RATE_HZ
 
 logger = logging.getLogger(__name__)
@@ -118,7 +119,8 @@ class Answer:
         except WebSocketDisconnect:
             raise
         except Exception as error:
-            described = errors.describe(error)[1]["error"]
+            told = in_clients_words(error, "response") if isinstance(error, InvalidRequestError) else error
+            described = errors.describe(told)[1]["error"]
             return {"type": "failed", "error": {key: described[key] for key in ("type", "code", "message")}}
         return {"type": "cancelled", "reason": self._cancel_reason}
 

@@ -14,6 +14,7 @@ from openai_frontend.realtime.conversation import FunctionCall, FunctionOutput, 
 from tests.openai_frontend.answers import CALLED, OSLO, PARIS, TEXT_AND_CALL, TWO_CALLS, WEATHER, call
 from tests.openai_frontend.fakes import END, START, FakeEngine
 from tests.openai_frontend.realtime.talk import Talk, served, talk_with
+from triton_omni.errors import InvalidRequestError
 
 pytestmark = pytest.mark.asyncio
 MakeApp = Callable[..., FastAPI]
@@ -145,6 +146,16 @@ async def test_a_call_that_is_broken_off_is_no_call(make_app: MakeApp):
         await talk.write("Well?")
         await talk.until("response.done")
     assert [message["role"] for message in engine.request["messages"]] == ["user", "user"]
+
+
+async def test_what_the_model_refuses_names_its_field(make_app: MakeApp):
+    engine = FakeEngine(InvalidRequestError("tools[0].function.strict", "needs vllm"))
+    async with served(make_app(engine)) as url, talk_with(url) as talk:
+        await talk.update(tools=[TOOL])
+        await talk.write("How is Paris?")
+        response = (await talk.until("response.done")).response
+        assert (response.status, response.status_details.error.type) == ("failed", "invalid_request_error")
+        assert response.status_details.error.message == "response.tools[0].strict: needs vllm"
 
 
 async def test_a_client_brings_a_former_conversation(make_app: MakeApp):
