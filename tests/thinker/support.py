@@ -24,7 +24,7 @@ from triton_omni.sampling import ThinkerSampling
 from triton_omni.thinker.config import ThinkerConfig
 from triton_omni.thinker.factory import load_thinker
 
-TIMEOUT_S = 60
+TIMEOUT_S = 240  # the first answer in a form waits for vLLM's imports
 _numbers = itertools.count()
 
 
@@ -98,7 +98,7 @@ def ask(engine: ThinkerEngine, what: ThinkerRequest) -> Answered:
     return send(engine, what).done()
 
 
-def start_vllm(model_config: ModelConfig, **vllm_args: Any) -> Any:
+def start_vllm(model_config: ModelConfig, on_death: Callable[[], None] | None = None, **vllm_args: Any) -> Any:
     """vLLM, float32 and small, 8 at once. Skips the test where vLLM is not installed."""
     pytest.importorskip("vllm", exc_type=ImportError)
     small = {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 26, "skip_mm_profiling": True}
@@ -107,7 +107,7 @@ def start_vllm(model_config: ModelConfig, **vllm_args: Any) -> Any:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # vLLM's imports
-        return load_thinker(model_config, config)
+        return load_thinker(model_config, config, on_death)
 
 
 @dataclasses.dataclass(frozen=True)

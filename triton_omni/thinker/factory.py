@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import logging
 import os
+from collections.abc import Callable
 
 from triton_omni.errors import ConfigError
 from triton_omni.model_config import ModelConfig
@@ -16,8 +17,11 @@ log = logging.getLogger(__name__)
 SUPPORTED_VLLM = ">=0.26,<0.31"
 
 
-def load_thinker(model_config: ModelConfig, config: ThinkerConfig) -> ThinkerEngine:
-    """Load weights and processor and start the engine; torch and vLLM load with it, not before.
+def load_thinker(
+    model_config: ModelConfig, config: ThinkerConfig, on_death: Callable[[], None] | None = None
+) -> ThinkerEngine:
+    """Load weights and processor and start the engine; torch and vLLM load with it, not before. ``on_death`` is called
+    when an engine that has processes of its own loses them; its open requests have ended with an error by then.
 
     Raises: CheckpointError, ConfigError.
     """
@@ -29,7 +33,7 @@ def load_thinker(model_config: ModelConfig, config: ThinkerConfig) -> ThinkerEng
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     from triton_omni.thinker.vllm_engine import VllmThinker
 
-    return VllmThinker(model_config, config)
+    return VllmThinker(model_config, config, on_death)
 
 
 def _takes_vllm(engine: str) -> bool:

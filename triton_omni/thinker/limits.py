@@ -31,11 +31,12 @@ def context_tokens(model_config: ModelConfig, max_model_len: int) -> int:
     return max_model_len or most
 
 
-def check_stop_token_ids(sampling: ThinkerSampling, vocab_size: int) -> None:
+def check_token_ids(sampling: ThinkerSampling, vocab_size: int) -> None:
     """Raises InvalidRequestError for ids that no token has."""
-    for token_id in sampling.stop_token_ids:
-        if not 0 <= token_id < vocab_size:
-            raise InvalidRequestError("stop_token_ids", f"must lie in [0, {vocab_size - 1}], got {token_id}")
+    for field, token_ids in (("stop_token_ids", sampling.stop_token_ids), ("logit_bias", sampling.logit_bias)):
+        for token_id in token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequestError(field, f"must hold token ids in [0, {vocab_size - 1}], got {token_id}")
 
 
 def check_prompt_tokens(prompt_tokens: int, context: int) -> None:

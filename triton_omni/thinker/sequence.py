@@ -6,11 +6,9 @@ import dataclasses
 import enum
 from collections.abc import Collection
 
-import numpy as np
-
 from triton_omni.errors import OmniError
-from triton_omni.pipeline.stages import FinishReason, PromptRows, ThinkerEvent, ThinkerRequest, ThinkerSink
-from triton_omni.thinker.answer import Answer, Piece
+from triton_omni.pipeline.stages import PromptRows, ThinkerEvent, ThinkerRequest, ThinkerSink, TokenLogprob
+from triton_omni.thinker.answer import Answer
 from triton_omni.thinker.sampler import Sampler
 from triton_omni.thinker.transformers_model import KvState, PlacedPrompt
 
@@ -34,20 +32,19 @@ class Generation:
     last_id: int = -1
     num_tokens: int = 0
 
-    def take(self, token_id: int) -> ThinkerEvent:
+    def take(self, token_id: int, logprob: TokenLogprob | None = None) -> ThinkerEvent:
         """The event that the sampled id makes: what became certain, and the finish reason if it is the last."""
         self.last_id = token_id
         self.num_tokens += 1
         if token_id in self.end_ids:
-            return _event(self.answer.finish(), "stop")
-        piece = self.answer.push(token_id)
+            return self.answer.finish().event("stop")
+        piece = self.answer.push(token_id, logprob)
         if piece.stopped:
-            return _event(piece, "stop")
+            return piece.event("stop")
         if self.num_tokens < self.max_tokens:
-            return _event(piece, None)
-        rest = self.answer.finish()
-        whole = Piece(piece.token_ids + rest.token_ids, piece.text + rest.text)
-        return _event(whole, "stop" if rest.stopped else "length")
+            return piece.event(None)
+        whole = piece + self.answer.finish(cut=True)
+        return whole.event("stop" if whole.stopped else "length")
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -67,7 +64,3 @@ class Sequence:
     @property
     def id(self) -> str:
         return self.request.request_id
-
-
-def _event(piece: Piece, reason: FinishReason | None) -> ThinkerEvent:
-    return ThinkerEvent(token_ids=np.array(piece.token_ids, np.int32), text=piece.text, finish_reason=reason)

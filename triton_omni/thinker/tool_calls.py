@@ -66,7 +66,12 @@ class ToolCallParser:
 
     @property
     def done(self) -> bool:
-        return not self._parallel and self.num_calls == 1 and self._read != self._read_arguments
+        return not self._parallel and self.num_calls == 1 and not self.inside
+
+    @property
+    def inside(self) -> bool:
+        """Whether the answer is in the middle of a call's arguments."""
+        return self._read == self._read_arguments
 
     def push(self, text: str) -> list[Span]:
         """What became certain with the next piece of text."""

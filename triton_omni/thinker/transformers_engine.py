@@ -20,19 +20,22 @@ from triton_omni.errors import (
     StageError,
 )
 from triton_omni.model_config import ModelConfig
-from triton_omni.pipeline.stages import PromptRows, ThinkerEvent, ThinkerRequest, ThinkerSink
+from triton_omni.pipeline.stages import PromptRows, ThinkerEvent, ThinkerRequest, ThinkerSink, TokenLogprob
 from triton_omni.thinker.answer import Answer
 from triton_omni.thinker.config import ThinkerConfig
+from triton_omni.thinker.constraint import check_unconstrained
 from triton_omni.thinker.limits import (
     check_prompt_tokens,
-    check_stop_token_ids,
+    check_token_ids,
     context_tokens,
     eos_token_ids,
     max_answer_tokens,
 )
+from triton_omni.thinker.logprobs import LogprobWriter
 from triton_omni.thinker.prompt import PromptBuilder
 from triton_omni.thinker.sampler import Sampler
 from triton_omni.thinker.sequence import Generation, Sequence, Status
+from triton_omni.thinker.tool_calls import ToolCallParser
 from triton_omni.thinker.transformers_model import TransformersModel
 
 log = logging.getLogger(__name__)
@@ -56,6 +59,7 @@ class TransformersThinker:
         self._default_max_tokens: int | None = model_config.generation.get("thinker_max_new_tokens")
         self._prompts = PromptBuilder(model_config, config)
         self._special_ids = frozenset(self._prompts.tokenizer.all_special_ids)
+        self._logprobs = LogprobWriter(self._prompts.tokenizer)
         self._model = TransformersModel(model_config, config)
         self._changed = threading.Condition()  # guards what follows
         self._open: dict[str, Sequence] = {}
@@ -150,7 +154,8 @@ class TransformersThinker:
         if sequence.cancelled or self._down:
             return
         try:
-            check_stop_token_ids(sequence.request.sampling, self._vocab_size)
+            check_token_ids(sequence.request.sampling, self._vocab_size)
+            check_unconstrained(sequence.request)
             encoded = self._prompts.build(sequence.request)
             check_prompt_tokens(len(encoded.token_ids), self._context)
             sequence.prompt = self._model.place(encoded)
@@ -216,14 +221,15 @@ class TransformersThinker:
             else:
                 logits = self._model.decode(sequence.generation.last_id, sequence.generation.kv)
             assert sequence.generation is not None
-            event = sequence.generation.take(sequence.generation.sampler.draw(logits))
+            token_id = sequence.generation.sampler.draw(logits)
+            event = sequence.generation.take(token_id, self._logprob(sequence, logits, token_id))
         except Exception as error:
             log.exception("request %s failed", sequence.id)
             self._end(sequence, _stage_error("a step failed", error))
             return
         if event.finish_reason is not None:
             self._end(sequence, event)
-        elif event.token_ids.size or event.text:
+        elif event.has_news:
             self._send(sequence, event)
 
     def _prefill(self, sequence: Sequence) -> torch.Tensor:
@@ -236,7 +242,13 @@ class TransformersThinker:
         sequence.generation = Generation(
             kv=kv,
             sampler=Sampler(sampling, prompt_ids, max_tokens, end_ids, self._model.device),
-            answer=Answer(self._decode_ids, self._special_ids, sampling.stop, sampling.min_tokens),
+            answer=Answer(
+                self._decode_ids,
+                self._special_ids,
+                sampling.stop,
+                sampling.min_tokens,
+                ToolCallParser.of(sequence.request.tools),
+            ),
             end_ids=end_ids,
             max_tokens=max_tokens,
         )
@@ -245,6 +257,16 @@ class TransformersThinker:
             self._changed.notify_all()
         self._running.append(sequence)
         return logits
+
+    def _logprob(self, sequence: Sequence, logits: torch.Tensor, token_id: int) -> TokenLogprob | None:
+        """As vLLM's and OpenAI's: of the model's own distribution, whatever the sampling makes of it."""
+        num_likeliest = sequence.request.sampling.logprobs
+        if num_likeliest is None:
+            return None
+        logprobs = logits.log_softmax(-1, dtype=torch.float32)
+        likeliest = logprobs.topk(num_likeliest)
+        ranked = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
+        return self._logprobs.entry(token_id, float(logprobs[token_id]), ranked)
 
     def _decode_ids(self, token_ids: list[int]) -> str:
         text: str = self._prompts.tokenizer.decode(token_ids, skip_special_tokens=True)

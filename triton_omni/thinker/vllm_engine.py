@@ -7,12 +7,12 @@ import contextlib
 import dataclasses
 import logging
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
+from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
-from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -25,25 +25,33 @@ from triton_omni.errors import (
     RequestCancelledError,
     StageError,
 )
+from triton_omni.lifetime import when_gone
 from triton_omni.model_config import ModelConfig
-from triton_omni.pipeline.stages import FinishReason, PromptRows, ThinkerEvent, ThinkerRequest, ThinkerSink
+from triton_omni.pipeline.stages import PromptRows, ThinkerEvent, ThinkerRequest, ThinkerSink
 from triton_omni.sampling import ThinkerSampling
-from triton_omni.thinker.answer import Answer
+from triton_omni.thinker.answer import Answer, Piece
 from triton_omni.thinker.config import ThinkerConfig
+from triton_omni.thinker.constraint import Constraint, constraint_of
+from triton_omni.thinker.grammar_check import GrammarChecker
 from triton_omni.thinker.limits import (
     check_prompt_tokens,
-    check_stop_token_ids,
+    check_token_ids,
     eos_token_ids,
     max_answer_tokens,
 )
+from triton_omni.thinker.logprobs import LogprobWriter
 from triton_omni.thinker.mrope import MRope
 from triton_omni.thinker.prompt import PromptBuilder
 from triton_omni.thinker.rows_channel import Bytes, RowsReceiver
 from triton_omni.thinker.rows_shelf import RowsShelf
+from triton_omni.thinker.tool_calls import ToolCallParser
+from triton_omni.thinker.tool_grammar import tag_ids
 from triton_omni.thinker.vllm_args import engine_args
 from triton_omni.thinker.vllm_connector import ROWS_KEY
+from triton_omni.thinker.vllm_model import check_layers_can_be_named
 from triton_omni.thinker.vllm_plugin import register
 from triton_omni.thinker.vllm_prompt import VllmPrompt, to_vllm
+from triton_omni.thinker.vllm_sampling import sampling_params, tokens
 
 log = logging.getLogger(__name__)
 STAGE = "thinker"
@@ -59,6 +67,7 @@ class _Open:
     sink: ThinkerSink
     task: asyncio.Task[None] | None = None
     prompt: VllmPrompt | None = None
+    begun: bool = False
     running: bool = False
     cancelled: bool = False
 
@@ -71,11 +80,15 @@ class VllmThinker:
     """A ThinkerEngine (see ``pipeline.stages``).
 
     Worker threads make the prompts; vLLM's engine process batches and computes; the loop's thread takes what it
-    sends, gives ids their text, and is the one thread that all events leave from.
+    sends, gives ids their text, and is the one thread that all events leave from. ``on_death`` is called once, when
+    vLLM's engine process has ended by itself and every request that was open has its error.
     """
 
-    def __init__(self, model_config: ModelConfig, config: ThinkerConfig) -> None:
+    def __init__(
+        self, model_config: ModelConfig, config: ThinkerConfig, on_death: Callable[[], None] | None = None
+    ) -> None:
         self._config = config
+        self._on_death = on_death
         self._speaks = model_config.speaks
         self._eos_ids = eos_token_ids(model_config)
         self._vocab_size = int(model_config.thinker["text_config"]["vocab_size"])
@@ -83,6 +96,9 @@ class VllmThinker:
         self._mrope = MRope.of(model_config.thinker)
         self._prompts = PromptBuilder(model_config, config)
         self._special_ids = frozenset(self._prompts.tokenizer.all_special_ids)
+        self._tag_ids = tag_ids(self._prompts.tokenizer)
+        self._logprobs = LogprobWriter(self._prompts.tokenizer)
+        self._grammars = GrammarChecker(self._prompts.tokenizer, self._vocab_size)
         self._shelf = RowsShelf(STAGE, config.max_num_seqs)
         self._receiver = RowsReceiver(self._take_rows)
         try:
@@ -95,11 +111,15 @@ class VllmThinker:
         self._lock = threading.Lock()  # guards what follows
         self._open: dict[str, _Open] = {}
         self._down: StageError | None = None
+        self._closing = False
         self._workers = ThreadPoolExecutor(config.preprocess_workers, thread_name_prefix="thinker-prompt")
+        self._grammar_worker = ThreadPoolExecutor(1, thread_name_prefix="thinker-grammar")
         self._receiver.start()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="thinker-engine", daemon=True)
         self._thread.start()
+        for process in self._llm.engine_core.resources.engine_manager.processes:
+            when_gone(process.pid, self._process_ended)
 
     def submit(self, request: ThinkerRequest, sink: ThinkerSink) -> None:
         """Start a request. What is wrong with it reaches the sink as an OmniError (a refusal, for want of room or
@@ -142,18 +162,33 @@ class VllmThinker:
         """False once vLLM's engine process is gone: nothing will be served any more."""
         return self._down is None and not self._llm.errored
 
+    def _process_ended(self) -> None:
+        """From a thread that watches the engine process. vLLM itself tells only those who ask it for something."""
+        with self._lock:
+            if self._closing:
+                return
+            on_death, self._on_death = self._on_death, None
+            self._down = self._down or StageError(STAGE, "the engine process died")
+            ending = asyncio.run_coroutine_threadsafe(self._end_all(), self._loop)
+        log.error("vLLM's engine process died; the thinker serves no more")
+        ending.result()
+        if on_death is not None:
+            on_death()
+
     def close(self) -> None:
         """End every open request with an error and stop vLLM."""
         with self._lock:
-            closed = self._loop.is_closed()
+            closed, self._closing = self._closing, True
             self._down = self._down or StageError(STAGE, "is shutting down")
         if closed:
             return
-        asyncio.run_coroutine_threadsafe(self._end_all(self._down), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._end_all(), self._loop).result()
         self._llm.shutdown(timeout=SHUTDOWN_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._workers.shutdown(cancel_futures=True)
+        self._grammars.close()
+        self._grammar_worker.shutdown(cancel_futures=True)
         self._receiver.close()
 
     def _refusal(self, request: ThinkerRequest) -> OmniError | None:
@@ -177,23 +212,27 @@ class VllmThinker:
 
     def _begin(self, entry: _Open) -> None:
         entry.task = self._loop.create_task(self._serve(entry))
-        if entry.cancelled:
-            entry.task.cancel()
 
     def _cancel(self, entry: _Open) -> None:
         entry.cancelled = True
-        if entry.task is not None:
+        if entry.task is not None and entry.begun:  # else it would end before its first line, and tell nobody
             entry.task.cancel()
 
     async def _serve(self, entry: _Open) -> None:
         """One request from first to last event."""
         last: ThinkerEvent | OmniError
+        entry.begun = True
         try:
+            if entry.cancelled:
+                raise asyncio.CancelledError
+            constraint = constraint_of(entry.request, self._tag_ids)
+            if constraint is not None:
+                await self._loop.run_in_executor(self._grammar_worker, self._grammars.check, constraint)
             entry.prompt = await self._loop.run_in_executor(self._workers, self._prepare, entry.request)
             self._send(entry, ThinkerEvent(prompt_token_ids=entry.prompt.token_ids))
             if entry.request.want_rows and not entry.prompt.num_media:
                 self._take_rows(entry.id, np.empty(0, np.uint8), self._dtype)
-            last = await self._generate(entry, entry.prompt)
+            last = await self._generate(entry, entry.prompt, constraint)
         except asyncio.CancelledError:
             last = self._down or _CANCELLED
         except OmniError as error:
@@ -207,7 +246,7 @@ class VllmThinker:
 
     def _prepare(self, request: ThinkerRequest) -> VllmPrompt:
         """In a worker thread: media, template, ids, features, positions."""
-        check_stop_token_ids(request.sampling, self._vocab_size)
+        check_token_ids(request.sampling, self._vocab_size)
         try:
             encoded = self._prompts.build(request)
             check_prompt_tokens(len(encoded.token_ids), self._context)
@@ -218,27 +257,53 @@ class VllmThinker:
             log.exception("request %s: the prompt could not be made", request.request_id)
             raise StageError(STAGE, f"the prompt could not be made: {type(error).__name__}: {error}") from error
 
-    async def _generate(self, entry: _Open, prompt: VllmPrompt) -> ThinkerEvent:
+    async def _generate(self, entry: _Open, prompt: VllmPrompt, constraint: Constraint | None) -> ThinkerEvent:
         """Sends events as vLLM's outputs come; returns the last."""
         sampling = entry.request.sampling
         end_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos_ids)
         max_tokens = max_answer_tokens(sampling, len(prompt.token_ids), self._context, self._default_max_tokens)
         wants_rows = entry.request.want_rows and prompt.num_media > 0
-        params = _sampling_params(sampling, max_tokens, sorted(end_ids), {ROWS_KEY: entry.id} if wants_rows else {})
-        answer = Answer(self._decode_ids, self._special_ids, sampling.stop, sampling.min_tokens)
+        extra_args = {ROWS_KEY: entry.id} if wants_rows else {}
+        calls = ToolCallParser.of(entry.request.tools)
+        answer = Answer(self._decode_ids, self._special_ids, sampling.stop, sampling.min_tokens, calls)
+        text = ""
         try:
+            params = sampling_params(sampling, constraint, max_tokens, sorted(end_ids), extra_args)
             outputs = self._llm.generate(prompt.engine_input, params, entry.id)
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
                     entry.running = True
-                    event = _take(output, answer, end_ids)
+                    if constraint is not None and output.outputs[0].finish_reason == "error":
+                        raise constraint.too_costly(text)
+                    event = self._take(output, sampling, answer, end_ids)
+                    text += event.text if constraint is not None else ""
+                    if constraint is not None and event.finish_reason == "stop":
+                        constraint.check_whole(text, calls, sampling)
                     if event.finish_reason is not None:
                         return event
-                    if event.token_ids.size or event.text:
+                    if event.has_news:
                         self._send(entry, event)
-        except ValueError as error:  # what vLLM refuses before it is scheduled
-            raise InvalidRequestError("messages", f"are refused by the engine: {error}") from error
+        except (ValueError, VLLMValidationError) as error:  # what vLLM refuses before it is scheduled
+            field = getattr(error, "parameter", None) or "messages"
+            raise InvalidRequestError(field, f"refused by the engine: {error}") from error
         raise StageError(STAGE, "the engine ended the answer without a reason")
+
+    def _take(
+        self, output: RequestOutput, sampling: ThinkerSampling, answer: Answer, end_ids: frozenset[int]
+    ) -> ThinkerEvent:
+        """The event that new ids make: what became certain, and the finish reason if it is the last."""
+        completion = output.outputs[0]
+        piece = Piece([], "")
+        for token_id, logprob in tokens(completion, sampling.logprobs, self._logprobs):
+            piece += answer.finish() if token_id in end_ids else answer.push(token_id, logprob)
+            if token_id in end_ids or piece.stopped:
+                return piece.event("stop")
+        if completion.finish_reason is None:
+            return piece.event(None)
+        if completion.finish_reason not in ("stop", "length"):
+            raise StageError(STAGE, f"the engine ended the answer: {completion.finish_reason}")
+        piece += answer.finish(cut=completion.finish_reason == "length")
+        return piece.event("length" if completion.finish_reason == "length" and not piece.stopped else "stop")
 
     def _decode_ids(self, token_ids: list[int]) -> str:
         text: str = self._prompts.tokenizer.decode(token_ids, skip_special_tokens=True)
@@ -252,16 +317,14 @@ class VllmThinker:
 
     def _died(self) -> StageError:
         with self._lock:
-            if self._down is None:
-                self._down = StageError(STAGE, "the engine process died")
-                log.error("vLLM's engine process died; the thinker serves no more")
+            self._down = self._down or StageError(STAGE, "the engine process died")
             return self._down
 
-    async def _end_all(self, error: StageError) -> None:
-        tasks = [entry.task for entry in list(self._open.values()) if entry.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async def _end_all(self) -> None:
+        entries = list(self._open.values())
+        for entry in entries:
+            self._cancel(entry)
+        await asyncio.gather(*(entry.task for entry in entries if entry.task is not None), return_exceptions=True)
 
     def _end(self, entry: _Open, last: ThinkerEvent | OmniError) -> None:
         """The one place where a request ends: frees what it holds, then tells."""
@@ -286,6 +349,8 @@ class VllmThinker:
 def _start(model_config: ModelConfig, config: ThinkerConfig, rows_socket: str) -> AsyncLLM:
     """Loads the weights in vLLM's engine process. Raises ConfigError with what vLLM says."""
     register()  # here too, for an installation whose entry points vLLM cannot see
+    if model_config.speaks:
+        check_layers_can_be_named()
     args = engine_args(model_config, config, rows_socket)
     try:
         vllm_config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
@@ -295,47 +360,3 @@ def _start(model_config: ModelConfig, config: ThinkerConfig, rows_socket: str) -
         return AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=args.disable_log_stats)
     except Exception as error:
         raise ConfigError(f"vLLM does not start: {type(error).__name__}: {error}", field="engine") from error
-
-
-def _sampling_params(
-    sampling: ThinkerSampling, max_tokens: int, end_ids: list[int], extra_args: dict[str, Any]
-) -> SamplingParams:
-    """Ids only: text, and stop strings in it, are found here as with any engine."""
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        repetition_penalty=sampling.repetition_penalty,
-        max_tokens=max_tokens,
-        min_tokens=min(sampling.min_tokens, max_tokens),
-        stop_token_ids=end_ids,
-        ignore_eos=sampling.ignore_eos,
-        seed=sampling.seed,
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-        extra_args=extra_args or None,
-    )
-
-
-def _take(output: RequestOutput, answer: Answer, end_ids: frozenset[int]) -> ThinkerEvent:
-    """The event that new ids make: what became certain, and the finish reason if it is the last."""
-    completion = output.outputs[0]
-    ids: list[int] = []
-    text = ""
-    for token_id in completion.token_ids:
-        piece = answer.finish() if token_id in end_ids else answer.push(token_id)
-        ids += piece.token_ids
-        text += piece.text
-        if token_id in end_ids or piece.stopped:
-            return _event(ids, text, "stop")
-    if completion.finish_reason is None:
-        return _event(ids, text, None)
-    rest = answer.finish()
-    if completion.finish_reason not in ("stop", "length"):
-        raise StageError(STAGE, f"the engine ended the answer: {completion.finish_reason}")
-    reason: FinishReason = "length" if completion.finish_reason == "length" and not rest.stopped else "stop"
-    return _event(ids + rest.token_ids, text + rest.text, reason)
-
-
-def _event(ids: list[int], text: str, reason: FinishReason | None) -> ThinkerEvent:
-    return ThinkerEvent(token_ids=np.array(ids, np.int32), text=text, finish_reason=reason)
