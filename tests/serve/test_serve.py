@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import wave
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -94,12 +94,12 @@ def arguments(checkpoint: Path, ports: list[int], logs: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def serving(checkpoint: Path, folder: Path) -> Iterator[Served]:
+def serving(checkpoint: Path, folder: Path, *options: str) -> Iterator[Served]:
     ports = free_ports(4)
     stderr_path = folder / "stderr"
     with stderr_path.open("w") as stderr:
         process = subprocess.Popen(
-            arguments(checkpoint, ports, folder / "logs"),
+            [*arguments(checkpoint, ports, folder / "logs"), *options],
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
@@ -116,7 +116,8 @@ def serving(checkpoint: Path, folder: Path) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(checkpoint, tmp_path_factory.mktemp("serve")) as served:
+    folder = tmp_path_factory.mktemp("serve")
+    with serving(checkpoint, folder, "--set", "code2wav.replicas=2") as served:
         served.wait_ready()
         yield served
 
@@ -167,6 +168,17 @@ def test_a_taken_port_ends_a_second_server_before_anything_starts(
     assert "--port" in done.stderr
     assert not (tmp_path / "logs").exists()
     assert time.monotonic() - started < 60
+
+
+def test_a_killed_replica_is_started_again_and_the_server_goes_on(
+    served: Served, tmp_path: Path, eventually: Callable[..., None]
+) -> None:
+    stubs = [pid for pid, command in served.processes().items() if STUB in command and "/code2wav/" in command]
+    assert len(stubs) == 2
+    os.kill(stubs[0], signal.SIGKILL)
+    eventually(lambda: "is there again" not in served.stderr, within_s=LOAD_TIMEOUT_S)
+    assert f"process {stubs[0]}) died, and its sessions with it; replicas of code2wav left: 1" in served.stderr
+    test_the_printed_curl_command_writes_speech(served, tmp_path)
 
 
 def test_ctrl_c_leaves_nothing_behind(served: Served) -> None:

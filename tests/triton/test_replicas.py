@@ -7,12 +7,14 @@ import os
 import re
 import signal
 import threading
+import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.triton.client import Answer, omni, open_sessions, speech
@@ -84,6 +86,18 @@ def test_media_rows_come_from_the_thinker_that_has_them(server: TritonServer) ->
     request = speech(messages=[{"role": "user", "content": content}], talker={"max_frames": 4})
     for _ in range(8):
         assert Answer(omni(server, request, [b"a sound"])).audio.size == 4 * 1920 - 555
+
+
+def test_nobody_but_the_supervisor_loads_and_unloads_models(server: TritonServer) -> None:
+    """Who can load a model can run any code in it."""
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"{server.http_url}/v2/repository/models/talker/unload", b"{}", timeout=10)
+    refused.value.close()
+    assert refused.value.code == 403
+    with grpc.InferenceServerClient(server.grpc_target) as client:
+        with pytest.raises(InferenceServerException, match="restricted"):
+            client.unload_model("talker")
+        assert client.is_model_ready("talker")
 
 
 def outcome(responses: Iterator[dict]) -> str:
