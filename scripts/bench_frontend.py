@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""What the OpenAI frontend costs: the same load through it and straight to omni_bls, in turns, with null engines.
+
+    scripts/bench_frontend.py                                    # 5 rounds at c = 32: some minutes, no GPU
+    scripts/bench_frontend.py --token-ms 1 --frame-ms 0.5        # engines that never are what one waits for
+    scripts/bench_frontend.py --rounds 3 --out -                 # prints only
+
+Server, frontend and client share this machine: where it is saturated, what the frontend takes is missing elsewhere.
+Writes docs/performance/frontend.json: every run, and the medians with their ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from triton_omni.bench import report
+from triton_omni.bench.command_line import measure, parser
+from triton_omni.demo.checkpoint import write_checkpoint
+from triton_omni.serve.frontend import FrontendProcess
+from triton_omni.serve.repository import render
+from triton_omni.serve.tritonserver import TritonServer, free_ports
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "docs" / "performance" / "frontend.json"
+MODEL = "null"
+FIGURES = ("req_s", "chunks_per_s", "audio_s_per_s", "ttft_ms", "ttfp_ms", "e2e_ms", "rtf", "client_cpu")
+KEPT = (*FIGURES, "completed", "failed", "text_chunks", "audio_chunks", "ttft_p99_ms", "ttfp_p99_ms", "e2e_p99_ms")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of a process and of what it started."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    lists = [thread.read_text().split() for thread in Path(f"/proc/{pid}/task").glob("*/children")]
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S + sum(cpu_s(int(child)) for c in lists for child in c)
+
+
+def run(api: str, url: str, options: argparse.Namespace, pids: dict[str, int]) -> dict[str, Any]:
+    """One run's figures, and what each process spent on a request."""
+    arguments = ["run", "--api", api, "--url", url, "--model", MODEL, "--concurrency", str(options.concurrency)]
+    arguments += ["--requests", str(options.requests), "--gpus", "none"]
+    before_s = {name: cpu_s(pid) for name, pid in pids.items()}
+    (row,) = measure(parser().parse_args(arguments), "", lambda row: None)
+    sent = options.requests + options.concurrency  # the warm-ups, too
+    spent = {f"{name}_cpu_ms": (cpu_s(pid) - before_s[name]) / sent * 1e3 for name, pid in pids.items()}
+    return report.rounded({"api": api, **{key: row[key] for key in KEPT}, **spent, "load": os.getloadavg()[0]})
+
+
+def compare(options: argparse.Namespace, directory: Path) -> list[dict[str, Any]]:
+    """Runs in turns against one tritonserver."""
+    checkpoint = options.checkpoint or directory / "demo"
+    if options.checkpoint is None:
+        write_checkpoint(checkpoint)
+    paces = {
+        "thinker": {"null_token_ms": options.token_ms},
+        "talker": {"null_frame_ms": options.frame_ms},
+        "code2wav": {},
+    }
+    engines = {stage: {"engine": "null", **pace} for stage, pace in paces.items()}
+    render(ROOT / "model_repository", directory / "repository", engines, {})
+    server = TritonServer(directory / "repository", checkpoint=checkpoint, log_path=directory / "tritonserver.log")
+    (port,) = free_ports(1)
+    arguments = ["--port", str(port), "--triton-url", server.grpc_target, "--checkpoint", str(checkpoint)]
+    arguments += ["--model-name", MODEL]
+    frontend = FrontendProcess(
+        f"http://127.0.0.1:{port}", arguments, log_path=directory / "frontend.log", drain_s=options.drain_s
+    )
+    with server, frontend:
+        server.wait_ready(options.ready_timeout_s)
+        frontend.wait_ready(options.ready_timeout_s)
+        pids = {"frontend": frontend.pid, "triton": server.pid}
+        runs = []
+        for _ in range(options.rounds):
+            for api, url in (("openai", frontend.url), ("grpc", server.grpc_target)):
+                runs.append(run(api, url, options, pids))
+                print(json.dumps(runs[-1]), flush=True)
+    return runs
+
+
+def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians by way, and the frontend's as a share of omni_bls's own."""
+    keys = (*FIGURES, "frontend_cpu_ms", "triton_cpu_ms")
+    medians = {
+        api: {key: round(statistics.median(run[key] for run in runs if run["api"] == api), 4) for key in keys}
+        for api in ("openai", "grpc")
+    }
+    ratios = {key: round(medians["openai"][key] / medians["grpc"][key], 3) for key in FIGURES[:3]}
+    return {"medians": medians, "frontend_over_grpc": ratios}
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = arguments.add_argument
+    add("--concurrency", type=int, default=32)
+    add("--requests", type=int, default=160, help="of each run")
+    add("--rounds", type=int, default=5, help="of one run each way")
+    add("--checkpoint", type=Path, help="whose voices and tokens the null engines pretend to have; none: a demo one")
+    add("--token-ms", default="10", help="of the null thinker, for a token of one answer")
+    add("--frame-ms", default="5", help="of the null talker, for 80 ms of one answer's speech")
+    add("--ready-timeout-s", type=float, default=300.0, help="how long the server may take to start")
+    add("--drain-s", type=float, default=2.0)
+    add("--out", default=str(OUT), help="file to write; -: none")
+    options = arguments.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bench_frontend_") as directory:
+        runs = compare(options, Path(directory))
+    told = {
+        "command": shlex.join(["scripts/bench_frontend.py", *sys.argv[1:]]),
+        "commit": report.commit(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "concurrency": options.concurrency,
+        "null_token_ms": float(options.token_ms),
+        "null_frame_ms": float(options.frame_ms),
+        **summary(runs),
+        "runs": runs,
+    }
+    if options.out != "-":
+        Path(options.out).write_text(json.dumps(told, indent=1) + "\n")
+    print(json.dumps({key: told[key] for key in ("medians", "frontend_over_grpc")}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
