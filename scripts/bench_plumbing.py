@@ -12,6 +12,7 @@ in responses of their own or several together, as they do when a client or the m
 chunks/s      pieces that reached the client per second; responses/s counts the responses they came in
 hop ms        quarter of the time of an answer of one token: client, omni_bls, thinker, omni_bls, client; one at a time
 messages      Triton requests and responses per request, those of all models together
+stalled       requests whose player, started with the first audio, ran dry
 cpu ms        processor time per request, of tritonserver and of each model's processes
 """
 
@@ -40,6 +41,7 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from triton_omni.model_config import SAMPLE_RATE_HZ
 from triton_omni.pipeline.chunk_policy import DEFAULT_CHUNK_FRAMES, ChunkPlan
 from triton_omni.serve.processes import model_stubs
 from triton_omni.serve.repository import render
@@ -82,7 +84,9 @@ class Pace:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Answer:
-    """What one request brought, and when: milliseconds from the request; ``responses`` that carried something."""
+    """What one request brought, and when: milliseconds from the request; ``responses`` that carried something;
+    ``stalled``: a player that starts with the first audio ran dry.
+    """
 
     text_tokens: int
     samples: int
@@ -90,6 +94,7 @@ class Answer:
     first_text_ms: float
     first_audio_ms: float
     total_ms: float
+    stalled: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -195,7 +200,8 @@ async def ask(stub: Any, system: System, request: Any) -> Answer:
 
     began_s = time.perf_counter()
     tokens = samples = responses = 0
-    first_text_ms = first_audio_ms = 0.0
+    first_text_ms = first_audio_ms = runs_dry_ms = 0.0
+    stalled = False
     async for message in stub.ModelStreamInfer(once(), timeout=ANSWER_TIMEOUT_S):
         if message.error_message:
             raise RuntimeError(f"{system.name}: {message.error_message}")
@@ -205,8 +211,13 @@ async def ask(stub: Any, system: System, request: Any) -> Answer:
         text, audio = system.text_tokens(raw.get("TEXT", b"")), len(raw.get("AUDIO", b"")) // 2
         tokens, samples, responses = tokens + text, samples + audio, responses + bool(text or audio)
         first_text_ms = first_text_ms or (now_ms if text else 0.0)
-        first_audio_ms = first_audio_ms or (now_ms if audio else 0.0)
-    return Answer(tokens, samples, responses, first_text_ms, first_audio_ms, (time.perf_counter() - began_s) * 1e3)
+        if audio:
+            first_audio_ms = first_audio_ms or now_ms
+            runs_dry_ms = runs_dry_ms or now_ms
+            stalled |= now_ms > runs_dry_ms
+            runs_dry_ms = max(runs_dry_ms, now_ms) + 1e3 * audio / SAMPLE_RATE_HZ
+    total_ms = (time.perf_counter() - began_s) * 1e3
+    return Answer(tokens, samples, responses, first_text_ms, first_audio_ms, total_ms, stalled)
 
 
 async def closed_loop(target: str, system: System, request: Any, concurrency: int, count: int) -> list[Answer]:
@@ -288,6 +299,7 @@ def row(system: System, plan: tuple[int, ...], concurrency: int, rounds: Sequenc
         "ttfp_ms": round(statistics.fmean(answer.first_audio_ms for answer in answers), 2),
         "e2e_ms": round(statistics.fmean(totals), 2),
         "e2e_p99_ms": round(totals[min(len(totals) - 1, int(0.99 * len(totals)))], 2),
+        "stalled_requests": sum(answer.stalled for answer in answers),
         "cpu_ms_per_request": cpu,
     }
 
@@ -317,7 +329,7 @@ def measure(options: argparse.Namespace, instances: int) -> list[dict[str, Any]]
 
 
 COLUMNS = ("system", "bls_instances", "concurrency", "req_s", "chunks_per_s", "responses_per_s", "share_of_bare")
-COLUMNS += ("messages_per_request", "hop_ms", "ttft_ms", "ttfp_ms", "e2e_ms")
+COLUMNS += ("messages_per_request", "hop_ms", "ttft_ms", "ttfp_ms", "e2e_ms", "stalled_requests")
 
 
 def show(one: dict[str, Any]) -> None:
@@ -330,12 +342,18 @@ def show(one: dict[str, Any]) -> None:
 
 def main() -> None:
     options = arguments()
+    load_before = round(os.getloadavg()[0], 1)
     print("plan", *COLUMNS, file=sys.stderr)
     rows = [one for instances in options.bls_instances for one in measure(options, instances)]
     about = {
-        "command": shlex.join(["scripts/bench_plumbing.py", *sys.argv[1:]]),
+        "command": shlex.join(["scripts/bench_plumbing.py", *_measured(sys.argv[1:])]),
         "commit": options.commit,
-        "machine": {"cores": len(os.sched_getaffinity(0)), "python": sys.version.split()[0]},
+        "machine": {
+            "cores": len(os.sched_getaffinity(0)),
+            "python": sys.version.split()[0],
+            "load_before": load_before,  # runnable threads: beside an idle machine's 0, what the rows shared it with
+            "load_after": round(os.getloadavg()[0], 1),
+        },
         "pace_ms": {"prefill": options.prefill_ms, "token": options.token_ms, "frame": options.frame_ms},
     }
     text = json.dumps(about | {"rows": rows}, indent=1)
@@ -363,6 +381,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--commit", default=_commit())
     parser.add_argument("--out", type=Path, help="JSON file, written anew; without it the rows go to stdout")
     return parser.parse_args()
+
+
+def _measured(words: Sequence[str]) -> list[str]:
+    """Without the options that name files and nothing of what is measured."""
+    left_out = {"--log", "--out", "--checkpoint", "--commit"}
+    told = zip(("", *words), words, strict=False)
+    return [word for before, word in told if not {before, word.partition("=")[0]} & left_out]
 
 
 def _plan(text: str) -> tuple[int, ...]:
