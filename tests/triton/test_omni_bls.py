@@ -24,10 +24,7 @@ TEXT = "".join(f"w{i} " for i in range(TOKENS))
 
 def test_four_models_are_ready(null_server: TritonServer) -> None:
     client = grpc.InferenceServerClient(null_server.grpc_target)
-    index = client.get_model_repository_index(as_json=True)["models"]
-    assert {m["name"]: m["state"] for m in index} == dict.fromkeys(
-        ("thinker", "talker", "code2wav", "omni_bls"), "READY"
-    )
+    assert all(client.is_model_ready(model) for model in ("thinker", "talker", "code2wav", "omni_bls"))
     client.close()
 
 
