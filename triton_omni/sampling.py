@@ -12,7 +12,9 @@ from triton_omni.response_format import check_response_format
 
 MAX_SEED = 2**63 - 1
 MAX_LOGPROBS = 20
-MAX_LOGIT_BIASES = 1024
+MAX_LOGIT_BIASES = 1024  # as many as vLLM's sampler on GPUs has room for; one more ends its engine
+MAX_STOP_TOKEN_IDS = 64  # there is room for 128, with the checkpoint's own
+MAX_STOP_STRINGS = 64
 
 
 def _between(field: str, value: float | None, low: float, high: float, *, open_low: bool = False) -> None:
@@ -26,6 +28,11 @@ def _between(field: str, value: float | None, low: float, high: float, *, open_l
 def _at_least(field: str, value: int | None, low: int) -> None:
     if value is not None and value < low:
         raise InvalidRequestError(field, f"must be at least {low}, got {value}")
+
+
+def _at_most(field: str, count: int, most: int, what: str) -> None:
+    if count > most:
+        raise InvalidRequestError(field, f"must hold at most {most} {what}, got {count}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,6 +79,8 @@ class ThinkerSampling:
             raise InvalidRequestError(
                 "min_tokens", f"must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"
             )
+        _at_most("stop", len(self.stop), MAX_STOP_STRINGS, "strings")
+        _at_most("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS, "token ids")
         if any(not s for s in self.stop):
             raise InvalidRequestError("stop", "must hold non-empty strings")
         _between("seed", self.seed, 0, MAX_SEED)
@@ -79,10 +88,7 @@ class ThinkerSampling:
         check_response_format(self.response_format)
 
     def _check_logit_bias(self) -> None:
-        if len(self.logit_bias) > MAX_LOGIT_BIASES:
-            raise InvalidRequestError(
-                "logit_bias", f"must hold at most {MAX_LOGIT_BIASES} token ids, got {len(self.logit_bias)}"
-            )
+        _at_most("logit_bias", len(self.logit_bias), MAX_LOGIT_BIASES, "token ids")
         for token_id, bias in self.logit_bias.items():
             _between(f"logit_bias.{token_id}", bias, -100, 100)
 

@@ -155,6 +155,8 @@ BAD_REQUESTS: list[tuple[dict[str, Any], str, str]] = [
         "thinker.logit_bias",
         "at most 1024",
     ),
+    ({"messages": HELLO, "thinker": {"stop": ["x"] * 65}}, "thinker.stop", "at most 64"),
+    ({"messages": HELLO, "thinker": {"stop_token_ids": [1] * 65}}, "thinker.stop_token_ids", "at most 64"),
     ({"messages": HELLO, "thinker": {"response_format": "json"}}, "thinker.response_format", "object"),
     (
         {"messages": HELLO, "thinker": {"response_format": {"type": "xml"}}},
