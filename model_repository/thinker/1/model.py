@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import locale
 import logging
+import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,10 +42,10 @@ class TritonPythonModel:
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         instance = Instance.from_args(args)
         self._defaults = ThinkerSampling.defaults(instance.checkpoint().generation)
-        self._engine = _engine(instance)
+        self._responder = Responder(instance.name, poll_s=CANCEL_POLL_S)
+        self._engine = _engine(instance, self._end_with_engine)
         self._rows = Workers("rows", ROWS_THREADS)  # rows() waits for the prefill
         self._siblings = Siblings(self._engine, ROWS_TIMEOUT_S)
-        self._responder = Responder(instance.name, poll_s=CANCEL_POLL_S)
         self._metrics = StatsMetrics(instance, self._engine.stats, self._responder.messages)
 
     def execute(self, requests: list[Any]) -> None:
@@ -71,6 +73,13 @@ class TritonPythonModel:
         with stream.guard("thinker"):
             stream.send(self._siblings.rows(request_id), final=True)
 
+    def _end_with_engine(self) -> None:
+        """A model cannot say that it will serve no more, but Triton (from 26.04 on) and the supervisor see its process
+        end. Open requests have got their errors; this sends them.
+        """
+        self._responder.close()
+        os._exit(1)
+
     def finalize(self) -> None:
         self._siblings.close()
         self._engine.close()
@@ -79,7 +88,7 @@ class TritonPythonModel:
         self._responder.close()
 
 
-def _engine(instance: Instance) -> ThinkerEngine:
+def _engine(instance: Instance, on_death: Callable[[], None]) -> ThinkerEngine:
     if instance.uses_null_engine:
         from triton_omni.pipeline.null import NullThinker, NullThinkerConfig
 
@@ -87,4 +96,4 @@ def _engine(instance: Instance) -> ThinkerEngine:
     from triton_omni.thinker.config import ThinkerConfig
     from triton_omni.thinker.factory import load_thinker
 
-    return load_thinker(instance.checkpoint(), instance.config(ThinkerConfig))
+    return load_thinker(instance.checkpoint(), instance.config(ThinkerConfig), on_death)
