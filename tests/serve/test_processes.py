@@ -84,7 +84,7 @@ def test_the_first_process_to_end_is_reported() -> None:
 
 
 @contextlib.contextmanager
-def stub_process(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def stub_process(folder: Path, instance: str = "talker") -> Iterator[subprocess.Popen[bytes]]:
     """A process that looks like a stub of the model "talker", below this one."""
     stub = folder / STUB
     model = folder / "talker" / "1" / "model.py"
@@ -92,7 +92,7 @@ def stub_process(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
         stub.symlink_to(Path(sys.executable).resolve())
         model.parent.mkdir(parents=True)
         model.write_text(IDLE)
-    with idle_process(str(stub), str(model)) as process:
+    with idle_process(str(stub), str(model), *"234567", instance) as process:
         yield process
         process.communicate()
 
@@ -124,3 +124,11 @@ def test_a_model_whose_stub_is_replaced_is_not_lost(tmp_path: Path) -> None:
             assert stubs.lost() is None
         assert stubs.lost() is None
     assert stubs.lost() is not None
+
+
+def test_a_replica_that_is_lost_while_the_others_load_is_noticed(tmp_path: Path) -> None:
+    stubs = LoadingStubs(os.getpid(), period_s=0, grace_s=0, replica_grace_s=0)
+    with stub_process(tmp_path, "talker_0_0"):
+        with stub_process(tmp_path, "talker_1_0"):
+            assert stubs.lost() is None
+        assert stubs.lost() == "a process of the model 'talker' (talker_1_0)"

@@ -50,22 +50,37 @@ class LoadingStubs:
     """Notices a model whose stub has ended while it loads: tritonserver would wait for it for ever.
 
     Without a stub is also, for a moment, a model between the stub that completes its configuration and the one that
-    runs it, and one that refused to load, about which tritonserver itself will say more: hence ``grace_s``.
+    runs it, and one that refused to load, about which tritonserver itself will say more: hence ``grace_s``. It says so
+    when the model's other replicas have loaded, hence ``replica_grace_s``.
     """
 
-    def __init__(self, tritonserver_pid: int, *, period_s: float = 1.0, grace_s: float = 15.0) -> None:
+    def __init__(
+        self, tritonserver_pid: int, *, period_s: float = 1.0, grace_s: float = 15.0, replica_grace_s: float = 120.0
+    ) -> None:
         self._pid = tritonserver_pid
-        self._period_s, self._grace_s = period_s, grace_s
+        self._period_s, self._grace_s, self._replica_grace_s = period_s, grace_s, replica_grace_s
         self._seen_at_s: dict[str, float] = {}
+        self._replica_seen_at_s: dict[str, float] = {}
         self._looked_at_s = 0.0
 
     def lost(self) -> str | None:
-        """What has been gone for longer than ``grace_s``. Looks once in ``period_s``: that walks all processes."""
+        """What has been gone for longer than its grace. Looks once in ``period_s``: that walks all processes."""
         now_s = time.monotonic()
         if now_s - self._looked_at_s >= self._period_s:
             self._looked_at_s = now_s
-            self._seen_at_s |= {stub.name: now_s for stub in model_stubs(self._pid)}
-        return next((name for name, seen_s in self._seen_at_s.items() if now_s - seen_s > self._grace_s), None)
+            stubs = model_stubs(self._pid)
+            self._seen_at_s |= {stub.name: now_s for stub in stubs}
+            # The stub that completes a configuration has the model's own name.
+            replicas = [stub for stub in stubs if stub.instance not in ("", stub.model)]
+            self._replica_seen_at_s |= {f"{stub.name} ({stub.instance})": now_s for stub in replicas}
+        for seen_at_s, grace_s in (
+            (self._seen_at_s, self._grace_s),
+            (self._replica_seen_at_s, self._replica_grace_s),
+        ):
+            for name, seen_s in seen_at_s.items():
+                if now_s - seen_s > grace_s:
+                    return name
+        return None
 
 
 def child_pids(parent_pid: int) -> list[int]:
