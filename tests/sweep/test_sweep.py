@@ -7,12 +7,15 @@ import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import ROOT
+from triton_omni.bench import command_line
+from triton_omni.sweep import budget as budgets
 from triton_omni.sweep import outputs
 from triton_omni.sweep.main import main
 
@@ -118,3 +121,46 @@ def test_a_page_from_several_files(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "| + replicas | 16 | 4 | 0 | 40.00 |" in page and "## 2 x GPU" in page
     ours.write_text("{}\n")
     assert main(arguments) == 1 and "no row of this benchmark" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("budget", "wave_s", "code", "requests"),
+    [
+        ([], 2.0, 0, [1, 10, 4, 40]),  # a wave of warm-up and ten, at each level
+        (
+            ["--budget-s", "60"],
+            10.0,
+            0,
+            [1, 3, 4, 24],
+        ),  # 30 s each; none has passed when the second has all that is left
+        (["--budget-s", "60"], 40.0, 3, [1]),  # no time for two waves, and none for more of the next level
+    ],
+)
+def test_another_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, budget: list[str], wave_s: float, code: int, requests: list[int]
+) -> None:
+    """By the same client; ours is not started."""
+    asked: list[int] = []
+
+    def measure(options: Any, command: str, tell: Any) -> list[dict[str, Any]]:
+        assert (options.url, options.api, options.model) == ("http://there", "vllm-omni", "qwen3-omni")
+        asked.extend(options.requests)
+        return [point(options.config, options.concurrency[0], 4.5) | {"wall_s": wave_s, "errors": {}}]
+
+    monkeypatch.setattr(command_line, "measure", measure)
+    monkeypatch.setattr(budgets, "time", types.SimpleNamespace(monotonic=lambda: 0.0))
+    files = ["--results", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "out")]
+    assert main(["--rows", "vllm_omni", "--levels", "1,4", "--vllm-omni-url", "http://there", *budget, *files]) == code
+    assert asked == requests
+    if code == 0:
+        assert [row["requests"] for row in rows(tmp_path)] == requests[1::2]
+
+
+def test_a_server_that_refuses_everything(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = point("vllm_omni", 1, 0.0) | {"completed": 0, "wall_s": 0.1, "errors": {"HTTP 500": 1}}
+    monkeypatch.setattr(command_line, "measure", lambda *_: [refused])
+    files = ["--results", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "out")]
+    assert main(["--rows", "vllm_omni", "--levels", "1", "--vllm-omni-url", "http://there", *files]) == 1
+    assert "HTTP 500" in capsys.readouterr().err and not (tmp_path / "rows.jsonl").exists()
