@@ -189,3 +189,10 @@ def test_render_refuses_unknown_models_and_full_targets(tmp_path: Path) -> None:
     render(REPOSITORY, tmp_path / "r")
     with pytest.raises(ConfigError, match="is not empty"):
         render(REPOSITORY, tmp_path / "r")
+
+
+@pytest.mark.parametrize("model", ["thinker", "omni_bls"])
+def test_models_that_batch_by_themselves_are_not_behind_tritons_batcher(model: str) -> None:
+    """Its thread can sleep through a free slot: of 32 requests at a time some waited for up to ten seconds."""
+    config = read_config(REPOSITORY / model)
+    assert not config.HasField("dynamic_batching") and config.max_batch_size == 0
