@@ -57,9 +57,8 @@ class Omni(service_pb2_grpc.GRPCInferenceServiceServicer):
         request = await anext(requests)
         inputs = {tensor.name: raw[4:] for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)}
         if request.model_name == "thinker":
-            assert json.loads(inputs["REQUEST"])["op"] == "cancel"
-            if self.thinker_error:
-                yield service_pb2.ModelStreamInferResponse(error_message=self.thinker_error)
+            for error in self._thinker(inputs):
+                yield service_pb2.ModelStreamInferResponse(error_message=error)
             return
         key = inputs["CANCEL_KEY"]
         if not inputs["REQUEST"]:
@@ -88,6 +87,10 @@ class Omni(service_pb2_grpc.GRPCInferenceServiceServicer):
             raise
         finally:
             self.ended.set()
+
+    def _thinker(self, inputs):
+        assert json.loads(inputs["REQUEST"])["op"] == "cancel"
+        return [self.thinker_error] if self.thinker_error else []
 
     async def ModelReady(self, request, context):
         return service_pb2.ModelReadyResponse(ready=request.name not in self.not_ready)
