@@ -62,9 +62,7 @@ class Omni(service_pb2_grpc.GRPCInferenceServiceServicer):
             return
         key = inputs["CANCEL_KEY"]
         if not inputs["REQUEST"]:
-            self.taken_back.append(key)
-            if self.takes_back and key in self.open:
-                self.open[key].set()
+            self._take_back(key)
             return
         self.request = request
         left = self.open[key] = asyncio.Event()
@@ -87,6 +85,11 @@ class Omni(service_pb2_grpc.GRPCInferenceServiceServicer):
             raise
         finally:
             self.ended.set()
+
+    def _take_back(self, key):
+        self.taken_back.append(key)
+        if self.takes_back and key in self.open:
+            self.open[key].set()
 
     def _thinker(self, inputs):
         assert json.loads(inputs["REQUEST"])["op"] == "cancel"
