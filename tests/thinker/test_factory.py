@@ -92,7 +92,8 @@ def vllm_modules() -> Any:
     pytest.importorskip("vllm", exc_type=ImportError)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # vLLM's imports
-        return {name: importlib.import_module(f"triton_omni.thinker.{name}") for name in ("vllm_args", "vllm_model")}
+        names = ("vllm_args", "vllm_engine", "vllm_model")
+        return {name: importlib.import_module(f"triton_omni.thinker.{name}") for name in names}
 
 
 @pytest.mark.vllm
@@ -119,3 +120,24 @@ def test_a_vllm_without_its_device_is_refused(
     with pytest.raises(ConfigError, match="finds no device") as raised:
         start_vllm(model_config)
     assert raised.value.field == "engine"
+
+
+@pytest.mark.vllm
+def test_a_vllm_that_does_not_start_says_what_to_change(
+    model_config: ModelConfig, vllm_modules: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("Engine core initialization failed. See root cause above.")
+
+    monkeypatch.setattr(vllm_modules["vllm_engine"].AsyncLLM, "from_vllm_config", fail)
+    with pytest.raises(ConfigError, match=r"core initialization failed.*lower max_model_len or max_num_seqs") as raised:
+        start_vllm(model_config)
+    assert raised.value.field == "engine"
+
+
+@pytest.mark.vllm
+def test_arguments_over_several_gpus_reach_vllm(model_config: ModelConfig, vllm_modules: Any) -> None:
+    config = ThinkerConfig(engine="vllm", vllm_args='{"tensor_parallel_size": 2, "quantization": "fp8"}')
+    args = vllm_modules["vllm_args"].engine_args(model_config, config, "/nowhere")
+    assert (args.tensor_parallel_size, args.quantization, args.max_num_seqs) == (2, "fp8", config.max_num_seqs)
+    assert args.kv_transfer_config["kv_connector_extra_config"] == {"rows_socket": "/nowhere"}

@@ -359,4 +359,8 @@ def _start(model_config: ModelConfig, config: ThinkerConfig, rows_socket: str) -
     try:
         return AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=args.disable_log_stats)
     except Exception as error:
-        raise ConfigError(f"vLLM does not start: {type(error).__name__}: {error}", field="engine") from error
+        raise ConfigError(
+            f"vLLM does not start: {type(error).__name__}: {error} Its own lines above name the cause; where it is "
+            "memory, lower max_model_len or max_num_seqs, or set vllm_args.gpu_memory_utilization",
+            field="engine",
+        ) from error
