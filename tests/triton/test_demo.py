@@ -86,6 +86,44 @@ def test_cancel_frees_all_three_stages(demo_server: TritonServer, eventually) ->
     assert Answer(omni(demo_server, speech(talker={"max_frames": 4}))).audio.size == 4 * 1920 - 555
 
 
+def test_log_probabilities_come_with_the_text_they_are_of(demo_server: TritonServer) -> None:
+    thinker = {"max_tokens": 12, "logprobs": 3, "ignore_eos": True, "frequency_penalty": 0.5, "logit_bias": {"300": 2}}
+    answer = Answer(omni(demo_server, speech(thinker=thinker, talker={"max_frames": 8})))
+    given = b""
+    for text, _, event in answer.parts[1:-1]:
+        entries = event.get("logprobs", [])
+        given += b"".join(bytes(entry["bytes"]) for entry in entries)
+        assert bool(text) <= bool(entries)
+        assert all(len(entry["top_logprobs"]) == 3 for entry in entries)
+    assert given.decode() == answer.text
+    assert answer.audio.size == 8 * 1920 - 555
+
+
+def test_ids_outside_the_vocabulary_are_refused_by_name(demo_server: TritonServer) -> None:
+    with pytest.raises(InferenceServerException, match=r"^invalid_request \[thinker\.logit_bias\]: .* got 9999999"):
+        Answer(omni(demo_server, speech(thinker={"logit_bias": {"9999999": 1}})))
+
+
+def test_an_answer_in_a_form_is_spoken_as_it_is_written(
+    demo_server: TritonServer, request: pytest.FixtureRequest
+) -> None:
+    schema = {"enum": ["the red one", "the green one"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "choice", "schema": schema}}
+    asked = speech(thinker={"response_format": wanted, "max_tokens": 60}, talker={"max_frames": 8})
+    if request.node.callspec.params["demo_server"] == "transformers":
+        with pytest.raises(InferenceServerException, match=r"^invalid_request \[thinker\.response_format\.type\]"):
+            Answer(omni(demo_server, asked))
+        return
+    answer = Answer(omni(demo_server, asked))
+    assert json.loads(answer.text) in schema["enum"]
+    assert answer.audio.size == 8 * 1920 - 555
+    hostile = {"type": "array", "items": {"type": "string"}, "minItems": 10**8}
+    wanted["json_schema"] = {"name": "hostile", "schema": hostile}
+    where = r"^invalid_request \[thinker\.response_format\.json_schema\.schema\]: .*simpler"
+    with pytest.raises(InferenceServerException, match=where):
+        Answer(omni(demo_server, asked))
+
+
 def test_bad_media_is_refused_by_name(demo_server: TritonServer, eventually) -> None:
     content = [{"type": "audio", "media": 0}, {"type": "text", "text": "What is this?"}]
     with pytest.raises(InferenceServerException, match=r"^invalid_request \[messages\[0\]\.content\[0\]"):
