@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-
-import torch
+from typing import TYPE_CHECKING
 
 from triton_omni.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch  # at run time only where it is needed: a launcher checks these settings, and must not wait for it
 from triton_omni.model_config import WEIGHTS
 
 # Prompt rows of one graph: more would keep running sessions waiting for longer than one of their steps.
 MAX_GRAPHED_ROWS = 256
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class TalkerConfig:
 
     def torch_device(self) -> torch.device:
         """Where the talker runs. Raises ConfigError when it asks for a GPU that is not there."""
+        import torch
+
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         try:
@@ -80,6 +84,9 @@ class TalkerConfig:
 
     def torch_dtype(self, device: torch.device) -> torch.dtype:
         """The dtype of weights and KV cache on ``device``."""
+        import torch
+
         if self.dtype == "auto":
             return torch.float32 if device.type == "cpu" else torch.bfloat16
-        return _DTYPES[self.dtype]
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
