@@ -93,12 +93,13 @@ class ToolCallParser:
             self._take(spans, len(self._held))
         return spans
 
-    def _take(self, spans: list[Span], num_chars: int, *, said: bool = False, call: ToolCallDelta | None = None) -> str:
+    def _take(
+        self, spans: list[Span], num_chars: int, *, said: bool = False, call: ToolCallDelta | None = None
+    ) -> None:
         """Move ``num_chars`` of what is held to a span."""
         taken, self._held = self._held[:num_chars], self._held[num_chars:]
         if taken or call is not None:
             spans.append(Span(num_chars, taken if said else "", call))
-        return taken
 
     # Readers: each takes what it can of ``_held`` and says whether the next one may go on.
 
