@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-
-import torch
+from typing import TYPE_CHECKING
 
 from triton_omni.errors import ConfigError, InvalidRequestError
 from triton_omni.model_config import WEIGHTS
 
-_EXACT = {"float32": torch.float32, "float64": torch.float64}
-_HALF = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+if TYPE_CHECKING:
+    import torch  # at run time only where it is needed: a launcher checks these settings, and must not wait for it
+
+_EXACT = ("float32", "float64")
+_HALF = ("float16", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class Code2WavConfig:
 
     def torch_device(self) -> torch.device:
         """Where code2wav runs. Raises ConfigError when it asks for a GPU that is not there."""
+        import torch
+
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         try:
@@ -69,6 +73,8 @@ class Code2WavConfig:
 
         Raises: ConfigError where the settings ask for what runs on GPUs only.
         """
+        import torch
+
         if device.type != "cuda":
             if self.dtype in _HALF:
                 raise ConfigError(f"{self.dtype} needs a GPU, on {device} use float32 or float64", field="dtype")
@@ -76,7 +82,8 @@ class Code2WavConfig:
                 raise ConfigError(f"CUDA graphs need a GPU, on {device} use false", field="cuda_graph")
         if self.dtype == "auto":
             return torch.float16 if device.type == "cuda" else torch.float32
-        return (_HALF | _EXACT)[self.dtype]
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
 
     def step_frames(self, device: torch.device) -> int:
         """``max_step_frames``, or what suits the device: on CPU 64 frames, because larger steps leave the caches and

@@ -6,10 +6,10 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from triton_omni.errors import ConfigError
+from triton_omni.model_config import WEIGHTS
 
 if TYPE_CHECKING:
     import torch  # at run time only where it is needed: a launcher checks these settings, and must not wait for it
-from triton_omni.model_config import WEIGHTS
 
 # Prompt rows of one graph: more would keep running sessions waiting for longer than one of their steps.
 MAX_GRAPHED_ROWS = 256
