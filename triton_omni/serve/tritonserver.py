@@ -43,6 +43,7 @@ BACKEND_CONFIG: Mapping[str, int] = {
 CONTROL_HEADER = "omni-control-key"
 ERROR_LINES = 40
 EXIT_TIMEOUT_S = 5  # a client's open gRPC stream or an open sequence keeps the server for so long
+_CRASHES = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
 _LOADING = re.compile(r"] \"?loading: (?P<model>[^:\"\s]+)")
 _LOADED = re.compile(r"successfully loaded '(?P<model>[^']+)'")
 _FAILED = re.compile(r"failed to load '(?P<model>[^']+)'")
@@ -168,17 +169,26 @@ class TritonServer:
     def wait_ready(self, timeout_s: float, progress: Progress | None = None) -> None:
         """Return when every model is ready. On failure the server is stopped and ConfigError carries the log's errors.
 
+        A server that crashes is started once more: on a machine with much to do, one that starts its stubs now and then
+        does (an exception from a lock that it shares with them). Its log is kept beside the new one.
+
         Raises: ConfigError when a model does not load, the process ends, or ``timeout_s`` passes.
         """
         deadline = time.monotonic() + timeout_s
         seen: set[tuple[str, str]] = set()
         stubs = LoadingStubs(self.pid)
+        started_again = False
         while True:
             ended = self._wait_exit(0.1)
             failed = self._report(progress, seen)
+            if ended and not failed and not started_again and self._returncode in _CRASHES:
+                started_again = True
+                self._start_again()
+                stubs = LoadingStubs(self.pid)
+                continue
             if ended or failed:
-                code = self._process.returncode if self._process else None
-                self._fail(f"the model {failed!r} did not load" if failed else f"tritonserver ended with code {code}")
+                ending = f"tritonserver ended with code {self._returncode}"
+                self._fail(f"the model {failed!r} did not load" if failed else ending)
             if _answers(f"{self.http_url}/v2/health/ready"):
                 self._report(progress, seen)
                 return
@@ -223,6 +233,17 @@ class TritonServer:
         except OSError as error:
             reason = str(error)
         raise ConfigError(f"Triton does not do it ({path}): {reason}", field=f"model {model}")
+
+    @property
+    def _returncode(self) -> int | None:
+        return self._process.returncode if self._process is not None else None
+
+    def _start_again(self) -> None:
+        crashed = self.log_path.with_suffix(".crashed" + self.log_path.suffix)
+        logger.warning("tritonserver crashed while it loaded (code %s; log: %s): again", self._returncode, crashed)
+        self.stop()
+        self.log_path.replace(crashed)
+        self.start()
 
     def _wait_exit(self, timeout_s: float) -> bool:
         if self._process is None:
