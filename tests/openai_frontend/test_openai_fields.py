@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from tests.openai_frontend.conftest import MODEL
 from tests.openai_frontend.realtime.talk import talk_with
+from tests.openai_frontend.test_openai_client import client_for
 from triton_omni.serve.frontend import FrontendProcess
 
 pytestmark = pytest.mark.triton
@@ -37,19 +38,15 @@ ANY_TOOLS: list[Any] = [{"type": "function", "function": {"name": name}} for nam
 TOOLS = [openai.pydantic_function_tool(GetWeather), openai.pydantic_function_tool(GetTime)]
 
 
-def client_of(frontend: FrontendProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{frontend.url}/v1", api_key="unused", max_retries=0)
-
-
 @pytest.fixture
 def client(null_frontend: FrontendProcess) -> Iterator[openai.OpenAI]:
-    with client_of(null_frontend) as client:
+    with client_for(null_frontend) as client:
         yield client
 
 
 @pytest.fixture
 def demo(demo_frontend: FrontendProcess) -> Iterator[openai.OpenAI]:
-    with client_of(demo_frontend) as client:
+    with client_for(demo_frontend) as client:
         yield client
 
 
