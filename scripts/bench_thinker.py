@@ -1,9 +1,14 @@
 """Compares the thinker through Triton gRPC with bare AsyncLLM: same checkpoint, prompts, sampling and arguments.
 
     scripts/bench_thinker.py --checkpoint checkpoints/demo --concurrency 1,16 --out docs/performance/thinker.json
+    scripts/bench_thinker.py --checkpoint checkpoints/demo --config scripts/shapes/qwen3_omni_30b_a3b.json
+
+The second one needs no weights: they are drawn at random in the shape of --config, and the checkpoint gives its
+tokenizer and processor alone. vLLM's processes must find this package's plugin, so the package must be installed.
 
 One system runs at a time, so that they do not share the machine. A request counts its tokens as they arrive at the
-client: TTFT until the first, TPOT the mean time of each one after it.
+client: TTFT until the first, TPOT the mean time of each one after it. The CPU time is that of the one process that
+holds AsyncLLM, per token: what is spent beside the engine's own processes.
 """
 
 from __future__ import annotations
@@ -36,14 +41,34 @@ class Timing:
     tokens: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """All requests of one concurrency."""
+
+    concurrency: int
+    wall_s: float
+    process_s: float
+    timings: list[Timing]
+
+
+Report = Callable[[Run], None]
+
+
+def process_s(pid: int) -> float:
+    """CPU time of a process so far, all its threads, without its children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def messages(number: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": f"Question {number}: tell me all you know of the number {number}."}]
 
 
-def run_triton(args: argparse.Namespace, report: Callable[[int, float, list[Timing]], None]) -> None:
+def run_triton(args: argparse.Namespace, report: Report) -> None:
     import numpy as np
     import tritonclient.grpc as grpc
 
+    from triton_omni.serve.processes import model_stubs
     from triton_omni.serve.repository import render
     from triton_omni.serve.tritonserver import TritonServer
 
@@ -64,15 +89,16 @@ def run_triton(args: argparse.Namespace, report: Callable[[int, float, list[Timi
             response = result.get_response()
             if any(output.name == "TOKEN_IDS" for output in response.outputs):
                 tokens += result.as_numpy("TOKEN_IDS").size
-                first_s = first_s or time.perf_counter() - start_s
+                first_s = first_s or (time.perf_counter() - start_s if tokens else 0.0)
             if response.parameters["triton_final_response"].bool_param:
                 client.stop_stream()
                 return Timing(first_s, time.perf_counter() - start_s, tokens)
 
     with tempfile.TemporaryDirectory() as scratch:
         engine = {"engine": "vllm", "dtype": args.dtype, "max_num_seqs": str(args.max_num_seqs)}
+        engine |= {"vllm_args": args.vllm_args, "weights": "random" if args.config else "checkpoint"}
         null = {"engine": "null"}
-        parameters = {"thinker": engine | {"vllm_args": args.vllm_args}, "talker": null, "code2wav": null}
+        parameters = {"thinker": engine, "talker": null, "code2wav": null}
         render(ROOT / "model_repository", Path(scratch) / "repository", parameters, {})
         server = TritonServer(
             Path(scratch) / "repository",
@@ -81,6 +107,7 @@ def run_triton(args: argparse.Namespace, report: Callable[[int, float, list[Timi
         )
         with server:
             server.wait_ready(1800)
+            (stub,) = (stub.pid for stub in model_stubs(server.pid) if "'thinker'" in stub.name)
             clients = [grpc.InferenceServerClient(server.grpc_target) for _ in range(max(args.concurrency))]
             for concurrency in (1, *args.concurrency):  # the first one warms up
                 free: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -94,21 +121,29 @@ def run_triton(args: argparse.Namespace, report: Callable[[int, float, list[Timi
                     finally:
                         free.put(client)
 
-                start_s = time.perf_counter()
+                start_s, spent_s = time.perf_counter(), process_s(stub)
                 with ThreadPoolExecutor(concurrency) as threads:
                     timings = list(threads.map(one, range(args.rounds * concurrency)))
-                report(concurrency, time.perf_counter() - start_s, timings)
+                report(Run(concurrency, time.perf_counter() - start_s, process_s(stub) - spent_s, timings))
 
 
-def run_bare(args: argparse.Namespace, report: Callable[[int, float, list[Timing]], None]) -> None:
+def run_bare(args: argparse.Namespace, report: Report) -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    import torch
     from transformers import AutoProcessor
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.sampling_params import RequestOutputKind, SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    from triton_omni.thinker.vllm_args import CPU_KV_CACHE_BYTES
+    from triton_omni.thinker.vllm_plugin import RANDOM_WEIGHTS
+
     options = {"model": str(args.checkpoint), "dtype": args.dtype, "max_num_seqs": args.max_num_seqs}
     options |= {"generation_config": "vllm", "disable_log_stats": True} | json.loads(args.vllm_args)
+    if args.config:
+        options["load_format"] = RANDOM_WEIGHTS
+    if not torch.cuda.is_available():
+        options.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
     processor = AutoProcessor.from_pretrained(args.checkpoint)
 
     async def measure() -> None:
@@ -127,42 +162,53 @@ def run_bare(args: argparse.Namespace, report: Callable[[int, float, list[Timing
                 return Timing(first_s, time.perf_counter() - start_s, tokens)
 
         for turn, concurrency in enumerate((1, *args.concurrency)):
-            slots, start_s = asyncio.Semaphore(concurrency), time.perf_counter()
+            slots, start_s, spent_s = asyncio.Semaphore(concurrency), time.perf_counter(), time.process_time()
             asked = (ask(number, slots, str(turn)) for number in range(args.rounds * concurrency))
             timings = await asyncio.gather(*asked)
-            report(concurrency, time.perf_counter() - start_s, list(timings))
+            report(Run(concurrency, time.perf_counter() - start_s, time.process_time() - spent_s, list(timings)))
         engine.shutdown()
 
     asyncio.run(measure())
 
 
-def row(system: str, concurrency: int, wall_s: float, timings: list[Timing]) -> dict[str, Any]:
-    tpot = [(t.total_s - t.first_s) / max(t.tokens - 1, 1) for t in timings]
+def row(system: str, run: Run) -> dict[str, Any]:
+    tokens = sum(timing.tokens for timing in run.timings)
+    tpot = [(timing.total_s - timing.first_s) / max(timing.tokens - 1, 1) for timing in run.timings]
     return {
         "system": system,
-        "concurrency": concurrency,
-        "tokens_per_s": round(sum(t.tokens for t in timings) / wall_s, 1),
-        "ttft_ms": round(1000 * statistics.median(t.first_s for t in timings), 2),
+        "concurrency": run.concurrency,
+        "tokens_per_s": round(tokens / run.wall_s, 1),
+        "ttft_ms": round(1000 * statistics.median(timing.first_s for timing in run.timings), 2),
         "tpot_ms": round(1000 * statistics.median(tpot), 3),
+        "process_us_per_token": round(1e6 * run.process_s / tokens, 1),
     }
 
 
 def measure_one(args: argparse.Namespace) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
 
-    def report(concurrency: int, wall_s: float, timings: list[Timing]) -> None:
-        rows.append(row(args.system, concurrency, wall_s, timings))
+    def report(run: Run) -> None:
+        rows.append(row(args.system, run))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
 
     {"triton": run_triton, "bare": run_bare}[args.system](args, report)
     return rows[1:]  # without the warm-up
 
 
-def described() -> dict[str, str]:
+def checkpoint_of_shape(source: Path, config: Path, folder: Path) -> Path:
+    """``config`` as config.json, with the tokenizer and processor of ``source`` and no tensors."""
+    for file in source.iterdir():
+        if file.is_file() and "safetensors" not in file.name and file.name != "config.json":
+            (folder / file.name).symlink_to(file.resolve())
+    (folder / "config.json").symlink_to(config.resolve())
+    return folder
+
+
+def described() -> dict[str, str | None]:
     """Where and how the rows came to be."""
     import torch
 
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     return {
         "gpu": gpu,
@@ -174,6 +220,7 @@ def described() -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--config", type=Path, help="config.json of the shape that random weights are drawn in")
     parser.add_argument("--concurrency", type=lambda text: [int(n) for n in text.split(",")], default=[1, 16, 64])
     parser.add_argument("--rounds", type=int, default=2, help="requests per concurrent place")
     parser.add_argument("--tokens", type=int, default=128, help="answer tokens of each request")
@@ -186,7 +233,10 @@ def main() -> None:
     args = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     if args.system:
-        print(json.dumps(measure_one(args)))
+        with tempfile.TemporaryDirectory() as folder:
+            if args.config:
+                args.checkpoint = checkpoint_of_shape(args.checkpoint, args.config, Path(folder))
+            print(json.dumps(measure_one(args)))
         return
     rows: list[dict[str, Any]] = []
     for system in ("bare", "triton"):
