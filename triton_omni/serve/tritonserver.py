@@ -6,10 +6,8 @@ The server is the ``tritonserver`` on PATH (NVIDIA's container), else the one th
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -26,8 +24,9 @@ from typing import Self
 
 from triton_omni.errors import ConfigError
 from triton_omni.model_config import CHECKPOINT_VARIABLE
-from triton_omni.serve import reaper
+from triton_omni.serve import reaper, server_log
 from triton_omni.serve.installation import Installation, Interpreter
+from triton_omni.serve.model_control import ModelControl
 from triton_omni.serve.processes import WITH_PARENT, LoadingStubs
 
 __all__ = ["BACKEND_CONFIG", "Installation", "Progress", "TritonServer", "free_ports"]
@@ -40,13 +39,8 @@ BACKEND_CONFIG: Mapping[str, int] = {
     "shm-growth-byte-size": 4 << 20,  # growing is slow: a few large steps instead of many of 1 MiB
     "stub-timeout-seconds": 600,  # a loaded machine starts its stubs slowly
 }
-CONTROL_HEADER = "omni-control-key"
-ERROR_LINES = 40
 EXIT_TIMEOUT_S = 5  # a client's open gRPC stream or an open sequence keeps the server for so long
 _CRASHES = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
-_LOADING = re.compile(r"] \"?loading: (?P<model>[^:\"\s]+)")
-_LOADED = re.compile(r"successfully loaded '(?P<model>[^']+)'")
-_FAILED = re.compile(r"failed to load '(?P<model>[^']+)'")
 
 Progress = Callable[[str, str], None]
 """Called with a model's name and "loading" or "loaded"."""
@@ -87,7 +81,7 @@ class TritonServer:
         self._arguments = tuple(arguments)
         self._environment = dict(environment or {})
         self._python = python or Path(sys.executable)
-        self._control_key = uuid.uuid4().hex
+        self._control = ModelControl()
         self.shm_prefix = f"triton_omni_{uuid.uuid4().hex[:12]}_"
         self._process: subprocess.Popen[bytes] | None = None
         self._reaper: subprocess.Popen[bytes] | None = None
@@ -157,11 +151,7 @@ class TritonServer:
             f"--grpc-port={self.grpc_port}",
             f"--metrics-port={self.metrics_port}",
             f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
-            "--model-control-mode=explicit",
-            "--load-model=*",
-            # Who may load models may run any code in them: nobody but this process.
-            f"--http-restricted-api=model-repository:{CONTROL_HEADER}={self._control_key}",
-            f"--grpc-restricted-protocol=model-repository:{CONTROL_HEADER}={self._control_key}",
+            *self._control.server_arguments(),
             *(f"--backend-config=python,{key}={value}" for key, value in backend.items()),
             *self._arguments,
         ]
@@ -198,41 +188,12 @@ class TritonServer:
                 self._fail(f"tritonserver was not ready after {timeout_s:g} s")
 
     def load(self, model: str, timeout_s: float | None = None) -> None:
-        """Have a model's directory read again, and return when that has been done. Where only the instance groups have
-        changed, Triton starts and ends the instances that are new and gone, and leaves the others alone.
-
-        Raises: ConfigError with Triton's reason, the model then goes on as it was; or when ``timeout_s`` passes.
-        """
-        self._control(model, f"models/{model}/load", timeout_s)
+        """ModelControl.load."""
+        self._control.load(self.http_url, model, timeout_s)
 
     def unload(self, model: str, timeout_s: float) -> None:
-        """Take a model out, and return when its processes have ended and their memory is free.
-
-        Raises: ConfigError with Triton's reason, or when ``timeout_s`` passes.
-        """
-        self._control(model, f"models/{model}/unload")
-        deadline = time.monotonic() + timeout_s
-        while any(
-            one["name"] == model and (one.get("state"), one.get("reason")) != ("UNAVAILABLE", "unloaded")
-            for one in json.loads(self._control(model, "index"))
-        ):
-            if time.monotonic() > deadline:
-                raise ConfigError(f"was not unloaded after {timeout_s:g} s", field=f"model {model}")
-            self._wait_exit(0.1)
-
-    def _control(self, model: str, path: str, timeout_s: float | None = None) -> bytes:
-        """What Triton's model control answers. Raises ConfigError with its reason."""
-        url = f"{self.http_url}/v2/repository/{path}"
-        request = urllib.request.Request(url, b"{}", {CONTROL_HEADER: self._control_key}, method="POST")
-        try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as response:
-                answer: bytes = response.read()
-                return answer
-        except urllib.error.HTTPError as error:
-            reason = error.read().decode(errors="replace")
-        except OSError as error:
-            reason = str(error)
-        raise ConfigError(f"Triton does not do it ({path}): {reason}", field=f"model {model}")
+        """ModelControl.unload."""
+        self._control.unload(self.http_url, model, timeout_s)
 
     @property
     def _returncode(self) -> int | None:
@@ -255,14 +216,11 @@ class TritonServer:
     def _report(self, progress: Progress | None, seen: set[tuple[str, str]]) -> str | None:
         """Tell ``progress`` what is new in the log; the name of a model that failed to load, else None."""
         log = self.log_path.read_text(errors="replace")
-        for step, pattern in (("loading", _LOADING), ("loaded", _LOADED)):
-            for match in pattern.finditer(log):
-                event = (match["model"], step)
-                if event not in seen and progress is not None:
-                    progress(*event)
-                seen.add(event)
-        failed = _FAILED.search(log)
-        return failed["model"] if failed else None
+        for event in server_log.steps(log):
+            if event not in seen and progress is not None:
+                progress(*event)
+            seen.add(event)
+        return server_log.failed_model(log)
 
     def _fail(self, reason: str) -> None:
         self.stop(timeout_s=5)
@@ -270,18 +228,7 @@ class TritonServer:
 
     def error_lines(self) -> list[str]:
         """The log's last error lines with the tracebacks that follow them."""
-        lines: list[str] = []
-        wanted = False
-        for line in self.log_path.read_text(errors="replace").splitlines():
-            if re.match(r"[IWEF]\d{4} ", line):
-                wanted = line[0] in "EF"
-            elif line.startswith(("+--", "|")) or not line.strip():
-                continue
-            elif "Error" in line:  # a traceback's last line
-                wanted = True
-            if wanted:
-                lines.append(line)
-        return lines[-ERROR_LINES:]
+        return server_log.error_lines(self.log_path.read_text(errors="replace"))
 
     def stop(self, timeout_s: float = EXIT_TIMEOUT_S + 3) -> None:
         """End the server: SIGINT, after ``timeout_s`` SIGKILL. Then its stubs, shared memory and files are gone."""
