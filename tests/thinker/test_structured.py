@@ -7,13 +7,13 @@ import threading
 from typing import Any
 from unittest import mock
 
-import jsonschema
 import pytest
 
 from tests.thinker.support import Answered, ask, request, send
 from triton_omni.errors import InvalidRequestError
 from triton_omni.pipeline.stages import ThinkerEngine
 
+jsonschema = pytest.importorskip("jsonschema")  # comes with vLLM
 pytestmark = pytest.mark.vllm
 SCHEMA = {
     "type": "object",
