@@ -1,7 +1,7 @@
 """Runs perf_analyzer over gRPC streaming against a server that is up, and prints what it means for decoupled models.
 
     ./scripts/perf_analyzer.sh
-    ./scripts/perf_analyzer.sh --only omni_bls_text,talker -- --concurrency-range 1:64:21 --request-count 128
+    ./scripts/perf_analyzer.sh --only omni_bls_text,talker -- --concurrency-range 1:64:21
 
 What follows -- goes to perf_analyzer. Exported profiles, its reports and report.json are left in --out.
 """
@@ -35,11 +35,16 @@ CASES = {
 }
 COMPOSING = ("thinker", "talker", "code2wav")
 ANSWER_TIMEOUT_S = 600
-# Unless what follows -- says otherwise.
-DEFAULT_LOAD = {
-    ("--concurrency-range", "--request-rate-range", "--periodic-concurrency-range", "--request-intervals"): "1:16:15",
-    ("--request-count", "--measurement-mode", "--measurement-interval", "-p"): "32",
-}
+LOADS = ("--concurrency-range", "--request-rate-range", "--periodic-concurrency-range", "--request-intervals")
+COUNTS = ("--request-count", "--measurement-mode", "--measurement-interval", "-p")
+# Unless what follows -- says otherwise. perf_analyzer takes an exact count at a single level only.
+DEFAULT_LOAD = ("--concurrency-range", "16")
+DEFAULT_COUNT = ("--request-count", "64")
+# Three windows of 16 requests, stable or not: speech has levels at which windows never agree within 10 %.
+DEFAULT_COUNT_OF_LEVELS = (
+    *("--measurement-mode", "count_windows", "--measurement-request-count", "16"),
+    *("--stability-percentage", "999"),
+)
 
 
 def server_answers(client: Any) -> bool:
@@ -88,18 +93,21 @@ def talker_input(client: Any, out: Path) -> Path:
     return path
 
 
-def command(tool: Sequence[str], case: str, url: str, data: Path, out: Path, given: Sequence[str]) -> list[str]:
-    """perf_analyzer's command line for one case."""
+def command(tool: Sequence[str], case: str, url: str, data: Path, given: Sequence[str]) -> list[str]:
+    """perf_analyzer's command line for one case. Its files are named without a directory: those of the composing models
+    get a prefix.
+    """
     model = CASES[case]
     words = [*tool, "-m", model, "-u", url, "-i", "grpc", "--streaming", "--async", "--input-data", str(data)]
-    words += ["--profile-export-file", str(out / f"{case}.profile.json"), "-f", str(out / f"{case}.csv")]
+    words += ["--profile-export-file", f"{case}.profile.json", "-f", f"{case}.csv"]
     if model == "omni_bls":
         words += ["--bls-composing-models", ",".join(COMPOSING)]
     if "--sequence-id-range" not in given:  # an earlier run's ids may still be open
         words += ["--sequence-id-range", str(random.randrange(1, 2**31))]
-    for options, value in DEFAULT_LOAD.items():
-        if not any(word.partition("=")[0] in options for word in given):
-            words += [options[0], value]
+    names = {word.partition("=")[0] for word in given}
+    loaded, counted = names.intersection(LOADS), names.intersection(COUNTS)
+    words += () if loaded else DEFAULT_LOAD
+    words += () if counted else DEFAULT_COUNT_OF_LEVELS if loaded else DEFAULT_COUNT
     return [*words, *given]
 
 
@@ -122,11 +130,11 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         for case in arguments.only:
             print(f"==> {case}", flush=True)
             data = talker_input(client, arguments.out) if case == "talker" else INPUTS / f"{case}.json"
-            words = command(tool, case, arguments.url, data, arguments.out, arguments.given)
+            words = command(tool, case, arguments.url, data, arguments.given)
             profile = arguments.out / f"{case}.profile.json"
             profile.unlink(missing_ok=True)  # the tool wants to make it itself
             before = server_statistics(client)
-            subprocess.run(words, check=True)
+            subprocess.run(words, check=True, cwd=arguments.out)
             after = server_statistics(client)
             measured = levels(read_profile(profile))
             report[case] = {
@@ -163,6 +171,7 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(CASES), help="cases, separated by commas (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=ROOT / ".cache" / "perf_analyzer", help="directory for the results")
     arguments = parser.parse_args(sys.argv[1:cut])
+    arguments.out = arguments.out.resolve()
     arguments.given = sys.argv[cut + 1 :]
     arguments.only = arguments.only.split(",")
     for case in arguments.only:

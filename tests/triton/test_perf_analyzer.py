@@ -62,6 +62,8 @@ def test_every_model(demo_server: TritonServer, tmp_path: Path) -> None:
         cases["talker"]["first_response_ms"] < cases["talker"]["first_audio_ms"] < cases["talker"]["last_response_ms"]
     )
     assert cases["code2wav"]["responses"] == cases["code2wav"]["requests"]
+    for child in ("thinker", "talker", "code2wav"):  # the tool's own table of what omni_bls asked
+        assert "Inferences/Second" in (tmp_path / f"{child}_v1.omni_bls_text.csv").read_text()
     assert "first_audio_ms" in done.stdout and "execute_ms" in done.stdout
 
 
