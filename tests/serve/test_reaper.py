@@ -16,11 +16,15 @@ from triton_omni.serve import reaper
 
 # A leader with a child of its own that takes no signal but SIGKILL and tells when it is there.
 SERVER = """
-import os, signal, sys, time
+import mmap, os, signal, sys, time, uuid
 if os.fork() == 0:
+    name = f"psm_{uuid.uuid4().hex}"
+    with open(f"/dev/shm/{name}", "wb+") as file:
+        file.truncate(8)
+        block = mmap.mmap(file.fileno(), 8)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    print(os.getpid(), flush=True)
+    print(os.getpid(), name, flush=True)
 time.sleep(600)
 """
 
@@ -45,7 +49,8 @@ def test_a_dead_servers_stub_shared_memory_and_files_go(
     server: subprocess.Popen[str], tmp_path: Path, reaped_first: bool
 ) -> None:
     assert server.stdout is not None
-    stub = int(server.stdout.readline())
+    number, own = server.stdout.readline().split()
+    stub, own_block = int(number), reaper.SHARED_MEMORY / own
     prefix = f"triton_omni_test_{uuid.uuid4().hex[:12]}_"
     block, foreign = reaper.SHARED_MEMORY / f"{prefix}stub", reaper.SHARED_MEMORY / f"x{prefix}"
     scratch = tmp_path / "scratch"
@@ -62,10 +67,12 @@ def test_a_dead_servers_stub_shared_memory_and_files_go(
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(1)
             assert sorted(reaper.group_pids(server.pid)) == sorted([server.pid, stub]) and block.exists()
+            assert own_block.exists()
             server.kill()
         assert process.wait(60) == 0
         assert reaper.group_pids(server.pid) == []
         assert foreign.exists() and not block.exists() and not scratch.exists()
+        assert not own_block.exists()
     finally:
-        foreign.unlink()
-        block.unlink(missing_ok=True)
+        for path in (foreign, block, own_block):
+            path.unlink(missing_ok=True)

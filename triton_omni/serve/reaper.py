@@ -21,22 +21,27 @@ import time
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
+PYTHONS_OWN = ("psm_", "sem.mp-")  # names that multiprocessing gives, as vLLM's processes use it
+GRACE_S = 2.0  # in which whoever can end by itself does, and takes what it holds along
 EXIT_TIMEOUT_S = 30.0  # a killed process with a GPU takes seconds to give its memory back
 
 
-def reap(server_pid: int, shm_prefix: str, scratch: Path, *, exit_timeout_s: float = EXIT_TIMEOUT_S) -> None:
-    """Wait for the end of ``server_pid``; kill its process group, wait until that is gone, and remove its files."""
+def reap(server_pid: int, shm_prefix: str, scratch: Path, *, grace_s: float = GRACE_S) -> None:
+    """Wait for the end of ``server_pid`` and for ``grace_s`` for its process group's; kill that, wait until it is gone,
+    and remove its files.
+    """
     with contextlib.suppress(ProcessLookupError):
         _wait(server_pid)
-    deadline_s = time.monotonic() + exit_timeout_s
+    members = group_pids(server_pid)
+    blocks = {block for pid in members for block in _mapped_blocks(pid) if block.name.startswith(PYTHONS_OWN)}
+    _wait_all(members, grace_s)
+    deadline_s = time.monotonic() + EXIT_TIMEOUT_S
     while (members := group_pids(server_pid)) and time.monotonic() < deadline_s:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server_pid, signal.SIGKILL)
-        for pid in members:
-            with contextlib.suppress(ProcessLookupError):
-                _wait(pid, max(0.0, deadline_s - time.monotonic()))
-    for region in SHARED_MEMORY.glob(f"{shm_prefix}*"):
-        region.unlink(missing_ok=True)
+        _wait_all(members, deadline_s - time.monotonic())
+    for block in (*blocks, *SHARED_MEMORY.glob(f"{shm_prefix}*")):
+        block.unlink(missing_ok=True)
     shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -51,6 +56,24 @@ def group_pids(group: int) -> list[int]:
                 if int(its_group) == group and state not in "ZX":
                     members.append(int(entry.name))
     return members
+
+
+def _mapped_blocks(pid: int) -> list[Path]:
+    """The shared memory that a process uses."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+    except OSError:
+        return []
+    # Address, permissions, offset, device, inode, and the path, if the memory has one.
+    paths = (Path(line.split(maxsplit=5)[5]) for line in maps.splitlines() if f" {SHARED_MEMORY}/" in line)
+    return [path for path in paths if path.parent == SHARED_MEMORY]
+
+
+def _wait_all(pids: list[int], timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            _wait(pid, max(0.0, deadline_s - time.monotonic()))
 
 
 def _wait(pid: int, timeout_s: float | None = None) -> None:
