@@ -19,7 +19,7 @@ from openai_frontend import errors
 from openai_frontend.keys import KeyRing
 
 # The page asks for the key, so it cannot need one.
-OPEN = frozenset({"/", "/health/live", "/health/ready", "/metrics", "/version", "/openapi.json"})
+OPEN = frozenset({"/", "/docs", "/health/live", "/health/ready", "/metrics", "/version", "/openapi.json"})
 OPEN_BELOW = ("/static/",)
 SUBPROTOCOL_PREFIX = "openai-insecure-api-key."
 _READ_ONLY = ("GET", "HEAD", "OPTIONS")

@@ -44,7 +44,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
         transcripts.close()
         metrics.close()
 
-    # FastAPI's own pages load their scripts from the network: /openapi.json only.
+    # FastAPI's own pages load their scripts from the network; ours is in routers/page.py.
     app = FastAPI(title="Triton-Omni", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.context = Context(
         settings=settings,

@@ -134,6 +134,8 @@ def install(app: FastAPI) -> None:
                         response["content"]["text/event-stream"] = {"schema": _EVENT}
                 for status, text in (("4XX", "The request is refused"), ("5XX", "The request failed")):
                     operation["responses"].setdefault(status, {"description": text, "content": _ERROR})
+            schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            schema["security"] = [{}, {"key": []}]  # which of them, the operator decides
             app.openapi_schema = schema
         return app.openapi_schema
 

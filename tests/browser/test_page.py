@@ -182,6 +182,16 @@ def test_a_telephone_shows_all_of_it(open_page: OpenPage, null_frontend: Fronten
         pytest.fail("the message cannot be reached by keyboard")
 
 
+def test_the_api_can_be_read_and_tried(open_page: OpenPage, null_frontend: FrontendProcess):
+    page = open_page(f"{null_frontend.url}/docs")
+    page.get_by_role("button", name="get /v1/models", exact=True).click()
+    page.get_by_role("button", name="Try it out").click()
+    page.get_by_role("button", name="Execute").click()
+    answer = page.locator(".live-responses-table")  # another table tells what may come
+    expect(answer.get_by_role("cell", name="200", exact=True)).to_be_visible(timeout=WITHIN_MS)
+    assert page.problems == []
+
+
 def test_the_demo_model_speaks(open_page: OpenPage, demo_frontend: FrontendProcess):
     """OMNI_SCREENSHOTS names a directory for pictures of it, those in docs/images."""
     for name, size, scheme in (

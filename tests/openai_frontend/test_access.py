@@ -15,7 +15,7 @@ from triton_omni.errors import ConfigError
 
 CHAT = "/v1/chat/completions"
 KEY = {"authorization": "Bearer sesame-2"}
-OPEN = ["/health/live", "/health/ready", "/metrics", "/version", "/openapi.json"]
+OPEN = ["/docs", "/health/live", "/health/ready", "/metrics", "/version", "/openapi.json"]
 
 
 def http(path="/v1/models", method="GET", client="10.0.0.1", headers=(), **more):
@@ -92,7 +92,7 @@ def test_each_key_is_compared_each_time(monkeypatch):
     ],
 )
 @pytest.mark.parametrize(
-    ("method", "path"), [("POST", CHAT), ("GET", "/v1/models"), ("GET", "/v1/nothing"), ("GET", "/docs")]
+    ("method", "path"), [("POST", CHAT), ("GET", "/v1/models"), ("GET", "/v1/nothing"), ("GET", "/docs/none")]
 )
 async def test_without_a_key_nothing_is_answered(make_app, chat, headers, method, path):
     engine = FakeEngine(START, END)

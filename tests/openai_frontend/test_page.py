@@ -16,17 +16,21 @@ STATIC = Path(openai_frontend.__file__).parent / "static"
 
 async def test_the_page_needs_no_key_and_nothing_from_elsewhere(make_app):
     async with client_of(make_app(FakeEngine(), api_keys=("secret",))) as client:
-        page = await client.get("/")
-        assert page.status_code == 200
-        assert page.headers["content-type"].startswith("text/html")
-        assert "default-src 'self'" in page.headers["content-security-policy"]
-        named = set(re.findall(r'"(/static/[^"]+)"', page.text))
-        for path in STATIC.glob("*.js"):
-            source = path.read_text()
+        named: set[str] = set()
+        for path in ("/", "/docs"):
+            page = await client.get(path)
+            assert page.status_code == 200
+            assert page.headers["content-type"].startswith("text/html")
+            assert "default-src 'self'" in page.headers["content-security-policy"]
+            assert not re.search(r'(src|href)="(https?:)?//', page.text)
+            named |= set(re.findall(r'"(/static/[^"]+)"', page.text))
+        for file in STATIC.glob("*.js"):
+            source = file.read_text()
             named |= set(re.findall(r'"(/static/[^"]+)"', source))
             named |= {f"/static/{name}" for name in re.findall(r'from "\./([^"]+)"', source)}
-            assert not re.search(r"https?://", source), path
-        assert named == {f"/static/{path.name}" for path in STATIC.iterdir()} - {"/static/index.html"}
+            assert not re.search(r"https?://", source), file
+        ours = {path.name for path in STATIC.iterdir()} - {"index.html", "docs.html"}
+        assert named == {f"/static/{name}" for name in (*ours, "swagger-ui.css", "swagger-ui-bundle.js")}
         for path in named:
             answer = await client.get(path)
             assert answer.status_code == 200
