@@ -17,7 +17,6 @@ import json
 import logging
 import shlex
 import statistics
-import subprocess
 import sys
 import time
 import uuid
@@ -30,6 +29,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from triton_omni.bench import report
 from triton_omni.code2wav.config import Code2WavConfig
 from triton_omni.code2wav.factory import load_code2wav
 from triton_omni.code2wav.random_weights import random_code2wav
@@ -249,23 +249,12 @@ def bench_transformers(shape: Code2WavShape) -> list[dict[str, Any]]:
     return rows
 
 
-def commit() -> str:
-    """HEAD; "unknown" outside a checkout."""
-    try:
-        head = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return head.stdout.strip()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, help="measure its engine instead of the true shape's decoder")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda (with --checkpoint)")
     parser.add_argument("--quick", action="store_true", help="small batches, few repeats (with --checkpoint)")
-    parser.add_argument("--commit", default=commit(), help="what to write down as measured")
+    parser.add_argument("--commit", default=report.commit(), help="what to write down as measured")
     parser.add_argument("--out", type=Path, help="JSON to write; default docs/performance/code2wav.json on a GPU")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)

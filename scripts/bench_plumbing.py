@@ -28,7 +28,6 @@ import os
 import re
 import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -39,8 +38,10 @@ from typing import Any
 
 import grpc
 import numpy as np
+from bare_chain.repository import ROLES, bare_repository
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from triton_omni.bench import report
 from triton_omni.model_config import SAMPLE_RATE_HZ
 from triton_omni.pipeline.chunk_policy import DEFAULT_CHUNK_FRAMES, ChunkPlan
 from triton_omni.serve.processes import model_stubs
@@ -54,17 +55,6 @@ PLANS = (DEFAULT_CHUNK_FRAMES, (4, 25))
 METRICS_PERIOD_S = 0.25
 HOPS = 4
 ANSWER_TIMEOUT_S = 120
-BARE_ROLES = {"bare_omni": "omni", "bare_text": "source", "bare_codes": "source", "bare_audio": "audio"}
-BARE_INPUTS = {
-    "omni": ("TEXT_DUE_MS FP32 -1", "TEXT_FRAMES INT32 -1", "CODES_DUE_MS FP32 -1", "CODES_FRAMES INT32 -1"),
-    "source": ("DUE_MS FP32 -1", "FRAMES INT32 -1"),
-    "audio": ("CODES INT32 -1,-1",),
-}
-BARE_OUTPUTS = {
-    "omni": ("TEXT INT32 -1,-1", "AUDIO INT16 -1,-1"),
-    "source": ("CODES INT32 -1,-1",),
-    "audio": ("AUDIO INT16 -1",),
-}
 DTYPES = {np.dtype(np.float32): "FP32", np.dtype(np.int32): "INT32"}
 
 
@@ -150,23 +140,7 @@ def bare_system(pace: Pace) -> System:
             message.raw_input_contents.append(values.tobytes())
         return message
 
-    return System("bare", tuple(BARE_ROLES), request, lambda raw: len(raw) // 4, 0)
-
-
-def bare_repository(target: Path, instances: int) -> Path:
-    for model, role in BARE_ROLES.items():
-        (target / model / "1").mkdir(parents=True)
-        (target / model / "1" / "model.py").symlink_to(ROOT / "scripts" / "bare_chain" / "model.py")
-        batched = "max_batch_size: 64 dynamic_batching {}" if role == "audio" else "max_batch_size: 0"
-        lines = ['backend: "python"', batched, "model_transaction_policy { decoupled: true }"]
-        for kind, tensors in (("input", BARE_INPUTS[role]), ("output", BARE_OUTPUTS[role])):
-            for name, dtype, dims in (tensor.split() for tensor in tensors):
-                ragged = " allow_ragged_batch: true" if (kind, role) == ("input", "audio") else ""
-                lines.append(f'{kind} {{ name: "{name}" data_type: TYPE_{dtype} dims: [ {dims} ]{ragged} }}')
-        lines.append(f"instance_group {{ kind: KIND_CPU count: {instances if role == 'omni' else 1} }}")
-        lines.append(f'parameters {{ key: "role" value: {{ string_value: "{role}" }} }}')
-        (target / model / "config.pbtxt").write_text("\n".join(lines) + "\n")
-    return target
+    return System("bare", tuple(ROLES), request, lambda raw: len(raw) // 4, 0)
 
 
 @contextlib.contextmanager
@@ -378,7 +352,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--token-ms", type=float, default=2.0)
     parser.add_argument("--frame-ms", type=float, default=0.5)
     parser.add_argument("--log", type=Path, help="tritonserver's log")
-    parser.add_argument("--commit", default=_commit())
+    parser.add_argument("--commit", default=report.commit())
     parser.add_argument("--out", type=Path, help="JSON file, written anew; without it the rows go to stdout")
     return parser.parse_args()
 
@@ -392,11 +366,6 @@ def _measured(words: Sequence[str]) -> list[str]:
 
 def _plan(text: str) -> tuple[int, ...]:
     return ChunkPlan(tuple(int(size) for size in text.split(","))).frames
-
-
-def _commit() -> str:
-    run = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return run.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

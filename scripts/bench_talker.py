@@ -15,13 +15,13 @@ import dataclasses
 import json
 import logging
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from triton_omni.bench import report
 from triton_omni.model_config import ModelConfig
 from triton_omni.talker.config import TalkerConfig
 from triton_omni.talker.engine import LocalTalkerEngine
@@ -118,14 +118,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=64, help="of these")
     parser.add_argument("--prompt-rows", type=int, default=300, help="at most, of these")
     parser.add_argument("--prefill-chunks", type=int, nargs="+", default=[128, 256])
-    parser.add_argument("--commit", default=_commit())
+    parser.add_argument("--commit", default=report.commit())
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "performance" / "talker.json")
     return parser.parse_args()
-
-
-def _commit() -> str:
-    run = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return run.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

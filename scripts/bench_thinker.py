@@ -208,11 +208,12 @@ def described() -> dict[str, str | None]:
     """Where and how the rows came to be."""
     import torch
 
+    from triton_omni.bench import report
+
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     return {
         "gpu": gpu,
-        "commit": commit.stdout.strip(),
+        "commit": report.commit(),
         "command": " ".join(["scripts/bench_thinker.py", *sys.argv[1:]]),
     }
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from fastapi import FastAPI
 
@@ -38,6 +39,10 @@ def chat() -> Callable[..., dict[str, Any]]:
     return body
 
 
+def client_for(frontend: FrontendProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{frontend.url}/v1", api_key="unused", max_retries=0)
+
+
 @contextmanager
 def frontend_of(server: TritonServer, directory: Path, *options: str) -> Iterator[FrontendProcess]:
     """``options``: more of the frontend's."""
@@ -66,3 +71,17 @@ def tight_frontend(tight_server: TritonServer, tmp_path_factory: pytest.TempPath
 def demo_frontend(demo_server: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontendProcess]:
     with frontend_of(demo_server, tmp_path_factory.mktemp("frontend")) as frontend:
         yield frontend
+
+
+@pytest.fixture
+def client(null_frontend: FrontendProcess) -> Iterator[openai.OpenAI]:
+    """OpenAI's, of a frontend with null engines."""
+    with client_for(null_frontend) as client:
+        yield client
+
+
+@pytest.fixture
+def demo(demo_frontend: FrontendProcess) -> Iterator[openai.OpenAI]:
+    """OpenAI's, of a frontend with the demo checkpoint."""
+    with client_for(demo_frontend) as client:
+        yield client

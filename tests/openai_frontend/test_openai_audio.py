@@ -13,10 +13,9 @@ import openai
 import pytest
 import soundfile
 
-from tests.openai_frontend.conftest import MODEL, frontend_of
+from tests.openai_frontend.conftest import MODEL, client_for, frontend_of
 from tests.openai_frontend.test_audio import read_back
 from tests.openai_frontend.test_metrics import figures
-from tests.openai_frontend.test_openai_client import client_for
 from triton_omni.model_config import ModelConfig
 from triton_omni.serve.frontend import FrontendProcess
 from triton_omni.serve.tritonserver import TritonServer
@@ -24,12 +23,6 @@ from triton_omni.serve.tritonserver import TritonServer
 pytestmark = pytest.mark.triton
 READ = {"model": MODEL, "input": "Good morning."}
 TEXT = "".join(f"w{number} " for number in range(40))  # what the null thinker always answers
-
-
-@pytest.fixture
-def client(null_frontend: FrontendProcess) -> Iterator[openai.OpenAI]:
-    with client_for(null_frontend) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

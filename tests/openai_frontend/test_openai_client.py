@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-from collections.abc import Iterator
 
 import numpy as np
 import openai
@@ -26,24 +25,8 @@ TEXT = "w0 w1 w2 w3 w4 w5 "
 GREEDY = {"max_tokens": 20, "temperature": 0, "extra_body": {"talker": {"temperature": 0, "max_frames": 40}}}
 
 
-def client_for(frontend: FrontendProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{frontend.url}/v1", api_key="unused", max_retries=0)
-
-
 def async_client_for(frontend: FrontendProcess) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{frontend.url}/v1", api_key="unused", max_retries=0)
-
-
-@pytest.fixture
-def client(null_frontend: FrontendProcess) -> Iterator[openai.OpenAI]:
-    with client_for(null_frontend) as client:
-        yield client
-
-
-@pytest.fixture
-def demo(demo_frontend: FrontendProcess) -> Iterator[openai.OpenAI]:
-    with client_for(demo_frontend) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

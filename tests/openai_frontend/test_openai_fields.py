@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import openai
@@ -12,7 +11,6 @@ from pydantic import BaseModel
 
 from tests.openai_frontend.conftest import MODEL
 from tests.openai_frontend.realtime.talk import talk_with
-from tests.openai_frontend.test_openai_client import client_for
 from triton_omni.serve.frontend import FrontendProcess
 
 pytestmark = pytest.mark.triton
@@ -36,18 +34,6 @@ class Verdict(BaseModel):
 # The null thinker calls each with arguments of its own.
 ANY_TOOLS: list[Any] = [{"type": "function", "function": {"name": name}} for name in ("get_weather", "get_time")]
 TOOLS = [openai.pydantic_function_tool(GetWeather), openai.pydantic_function_tool(GetTime)]
-
-
-@pytest.fixture
-def client(null_frontend: FrontendProcess) -> Iterator[openai.OpenAI]:
-    with client_for(null_frontend) as client:
-        yield client
-
-
-@pytest.fixture
-def demo(demo_frontend: FrontendProcess) -> Iterator[openai.OpenAI]:
-    with client_for(demo_frontend) as client:
-        yield client
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import base64
 import io
 import json
 import urllib.request
-from collections.abc import Iterator
 
 import av
 import numpy as np
@@ -21,18 +20,6 @@ from triton_omni.serve.frontend import FrontendProcess
 pytestmark = pytest.mark.triton
 HELLO = [{"role": "user", "content": "Hello"}]
 SHORT = {"model": MODEL, "messages": HELLO, "max_tokens": 6, "modalities": ["text", "audio"]}
-
-
-@pytest.fixture
-def client(null_frontend: FrontendProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{null_frontend.url}/v1", api_key="unused", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-def demo(demo_frontend: FrontendProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{demo_frontend.url}/v1", api_key="unused", max_retries=0) as client:
-        yield client
 
 
 @pytest.mark.parametrize("name", ["flac", "mp3", "opus", "aac"])

@@ -14,6 +14,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.talker.kernel_values import (
+    DEVICE,
+    EPS,
+    INTERPRETED,
+    ON_GPU,
+    close,
+    fresh_stream,
+    gains,
+    is_stream_of,
+    normal,
+    rms_norm,
+    stream,
+    unwritten,
+)
 from triton_omni.model_config import ModelConfig
 from triton_omni.sampling import TalkerSampling
 from triton_omni.talker.prefill import Prefill
@@ -22,19 +36,15 @@ from triton_omni.talker.runner import Piece, Prompt, TalkerRunner
 from triton_omni.talker.shape import TalkerShape
 from triton_omni.talker.slots import Slots
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-ON_GPU = torch.cuda.is_available() and not INTERPRETED
-DEVICE = "cuda" if ON_GPU else "cpu"
 pytest.importorskip("triton")
 needs_kernels = pytest.mark.skipif(not (INTERPRETED or ON_GPU), reason="runs in the interpreter's process, or on a GPU")
-EPS = 1e-6
 DTYPES = [torch.float32, *([torch.bfloat16] if ON_GPU else [])]
 
 if INTERPRETED or ON_GPU:
     from triton_omni.talker import sampler
     from triton_omni.talker.fused import PRECISE_TILES, FusedStep
     from triton_omni.talker.kernels import attention, linear, moe, rows, sampling
-    from triton_omni.talker.kernels.linear import Residual, Tile
+    from triton_omni.talker.kernels.linear import Tile
 
     TILE = Tile(16, 16, 32, 4, 2)
 
@@ -51,48 +61,6 @@ def test_kernels_in_the_interpreter() -> None:
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
-
-
-def normal(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(size, device=DEVICE).to(dtype)
-
-
-def gains(size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return (torch.rand(size, device=DEVICE) + 0.5).to(dtype)
-
-
-def unwritten(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """What a kernel must fill completely."""
-    return torch.full(size, float("nan"), device=DEVICE, dtype=dtype)
-
-
-def rms_norm(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * gain.float()
-
-
-def stream(x: torch.Tensor, gain: torch.Tensor) -> Residual:
-    """``x`` in front of a norm, its squares in three pieces of unequal size."""
-    cut = x.shape[1] // 2
-    pieces = (x[:, :cut], x[:, cut : cut + 3], x[:, cut + 3 :])
-    squares = torch.stack([piece.pow(2).sum(1) for piece in pieces], 1).contiguous()
-    return Residual(x, (x * gain.float()).to(gain.dtype), squares)
-
-
-def fresh_stream(rows: int, hidden: int, parts: int, dtype: torch.dtype) -> Residual:
-    return Residual(unwritten(rows, hidden), unwritten(rows, hidden, dtype=dtype), unwritten(rows, parts))
-
-
-def close(got: torch.Tensor, expected: torch.Tensor) -> None:
-    """By norm: the tolerance is what rounding to the result's dtype leaves, and some sums in another order."""
-    limit = 1e-2 if torch.bfloat16 in (got.dtype, expected.dtype) else 2e-6
-    error = (got.float() - expected.float()).norm() / expected.float().norm()
-    assert error < limit, float(error)
-
-
-def is_stream_of(got: Residual, hidden: torch.Tensor, gain: torch.Tensor, limit_dtype: torch.dtype) -> None:
-    close(got.hidden.to(limit_dtype), hidden.to(limit_dtype))
-    close(got.scaled, got.hidden * gain.float())
-    close(got.squares.sum(1), got.hidden.pow(2).sum(1))
 
 
 @needs_kernels
