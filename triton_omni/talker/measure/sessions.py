@@ -122,17 +122,26 @@ def start_of(model: ModelConfig, rows: int, frames: int, seed: int, chunks: tupl
     )
 
 
+def open_sessions(
+    engine: LocalTalkerEngine, model: ModelConfig, batch: int, context: int, frames: int, chunks: tuple[int, ...]
+) -> list[Listener]:
+    """Sessions "0", "1" …, each with its first frame made and waiting for text, ``context`` rows in the middle of its
+    ``frames`` frames.
+    """
+    listeners = []
+    for i in range(batch):
+        listeners.append(Listener())
+        engine.start(str(i), start_of(model, context - frames // 2, frames, seed=i, chunks=chunks), listeners[-1])
+    for listener in listeners:
+        listener.speaks.wait()
+    return listeners
+
+
 def lockstep(
     engine: LocalTalkerEngine, model: ModelConfig, clock: StepClock, batch: int, context: int, frames: int
 ) -> Row:
     """``batch`` sessions that all have their text, around ``context`` rows."""
-    listeners = []
-    for i in range(batch):
-        listeners.append(Listener())
-        start = start_of(model, context - frames // 2, frames, seed=i, chunks=(1, frames))
-        engine.start(str(i), start, listeners[-1])
-    for listener in listeners:
-        listener.speaks.wait()
+    listeners = open_sessions(engine, model, batch, context, frames, chunks=(1, frames))
     clock.take()
     for i in range(batch):
         engine.append(str(i), np.empty(0, np.int32), True)

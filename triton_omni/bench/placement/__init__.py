@@ -1,0 +1,1 @@
+"""What the talker and code2wav cost each other on one GPU: what scripts/bench_placement.py measures."""
