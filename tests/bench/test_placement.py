@@ -6,13 +6,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, Self
 
 import pytest
 
 from tests.conftest import ROOT
-from triton_omni.bench.placement import mps
+from triton_omni.bench.placement import cases, mps
 from triton_omni.bench.placement.cases import figures, loads, only_gpu
-from triton_omni.bench.placement.loads import Limit, Settings, Times
+from triton_omni.bench.placement.loads import Limit, Load, Settings, Times
 from triton_omni.bench.placement.processes import Worker, new_pace
 from triton_omni.errors import StageError
 from triton_omni.model_config import ModelConfig
@@ -115,6 +116,61 @@ def test_a_process_that_is_not_ready_in_time_is_named(checkpoint: Path) -> None:
             worker.built(Limit.after(0))
     finally:
         worker.close(wait_s=0)
+
+
+class Measured:
+    """A Bench that needs no engines; under MPS, which it knows by its environment, it fails with ``failure``."""
+
+    failure: Exception | None = None
+
+    def __init__(self, settings: Settings, limit: Limit, *, apart: bool = False, environment: Any = None) -> None:
+        self.under_mps = environment is not None
+
+    def __enter__(self) -> Self:
+        if self.under_mps and self.failure is not None:
+            raise self.failure
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def measure(self, case: str, load: Load, *names: str) -> list[dict[str, Any]]:
+        return [{"case": case, "process": name} for name in names]
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (None, {}),
+        (StageError("talker", "no CUDA"), {"mps": "stage_failed [talker]: no CUDA"}),
+        (TimeoutError("3 s are left"), {"rest of mps, and all behind it": "3 s are left"}),
+    ],
+)
+def test_mps_may_fail_without_loss_of_the_other_cases(
+    failure: Exception | None,
+    said: dict[str, str],
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = install(tmp_path, monkeypatch, "echo 4711")
+    monkeypatch.setattr(Measured, "failure", failure)
+    monkeypatch.setattr(cases, "Bench", Measured)
+    settings = Settings(ModelConfig.load(checkpoint), "cpu", "checkpoint", (4,), 48, 12, 4)
+    left_out: dict[str, str] = {}
+    limit = Limit.after(60)
+    rows = list(cases.measure_all(settings, limit, 1.0, apart=True, under_mps=True, left_out=left_out))
+    found = [row[0]["case"] for row in rows]
+    both = ["alone"] * 2 + ["together"] * 2 + ["two_gpus"] * 2
+    assert found == (both if failure else both + ["mps"] * 2) and left_out == said
+    assert "quit" in log.read_text()
+
+
+def test_a_run_without_time_says_what_it_left_out(checkpoint: Path) -> None:
+    settings = Settings(ModelConfig.load(checkpoint), "cpu", "checkpoint", (1,), 48, 12, 4)
+    left_out: dict[str, str] = {}
+    assert not list(cases.measure_all(settings, Limit.after(0), 1.0, apart=False, under_mps=True, left_out=left_out))
+    assert left_out == {"rest of alone, and all behind it": "the time is up, and the talker was not ready"}
 
 
 # Answers as the real one does; notes what it is asked, and where its pipes are.

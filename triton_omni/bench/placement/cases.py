@@ -137,7 +137,8 @@ def only_gpu(index: int) -> Mapping[str, str]:
 def measure_all(
     settings: Settings, limit: Limit, case_s: float, *, apart: bool, under_mps: bool, left_out: dict[str, str]
 ) -> Iterator[list[Row]]:
-    """The rows of one case after the other. ``left_out`` gets the reason for each that is not measured.
+    """The rows of one case after the other; ``apart``, with a second GPU, only at the first batch. ``left_out`` gets
+    the reason for what is not measured.
 
     Raises: StageError when a process fails, but under MPS.
     """
@@ -145,17 +146,21 @@ def measure_all(
     try:
         with Bench(settings, limit, apart=apart) as bench:
             for batch in settings.batches:
-                yield bench.measure(ALONE, Load(batch, batch, False, case_s), TALKER)
-                yield bench.measure(ALONE, Load(batch, batch, False, case_s, CALLS_ALONE), CODE2WAV)
-            for case, code2wav in ((TOGETHER, CODE2WAV), (APART, CODE2WAV_APART))[: 2 if apart else 1]:
-                for load in loads(settings.batches, case_s):
-                    yield bench.measure(case, load, TALKER, code2wav)
+                yield bench.measure(case, Load(batch, batch, False, case_s), TALKER)
+                yield bench.measure(case, Load(batch, batch, False, case_s, CALLS_ALONE), CODE2WAV)
+            case = TOGETHER
+            for load in loads(settings.batches, case_s):
+                yield bench.measure(case, load, TALKER, CODE2WAV)
+            if apart:
+                case = APART
+                for load in loads(settings.batches[:1], case_s):
+                    yield bench.measure(case, load, TALKER, CODE2WAV_APART)
         case = MPS
         if under_mps:
             with mps.daemon() as daemon, Bench(settings, limit, environment=daemon.environment) as bench:
                 daemon.check_clients()
                 for load in loads(settings.batches, case_s):
-                    yield bench.measure(MPS, load, TALKER, CODE2WAV)
+                    yield bench.measure(case, load, TALKER, CODE2WAV)
     except TimeoutError as error:
         left_out[f"rest of {case}, and all behind it"] = str(error)
     except StageError as error:
