@@ -54,8 +54,8 @@ def test_what_is_given_wins() -> None:
     assert row["talker"].layout.parameters["async_output"] == "true"
 
 
-def test_rows_are_known_and_in_order() -> None:
-    assert known(["replicas", "vllm_omni", "batch"]) == ["vllm_omni", "batch", "replicas"]
+def test_rows_are_known_and_keep_their_order() -> None:
+    assert known(["replicas", "vllm_omni", "batch", "replicas"]) == ["replicas", "vllm_omni", "batch"]
     with pytest.raises(ConfigError, match="did you mean 'cuda_graph'") as caught:
         known(["cuda_graphs"])
     assert caught.value.field == "--rows"

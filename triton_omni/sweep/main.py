@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     formatter = functools.partial(argparse.ArgumentDefaultsHelpFormatter, max_help_position=30, width=120)
     top = argparse.ArgumentParser(prog="sweep.sh", description=_DESCRIPTION, formatter_class=formatter)
     add = top.add_argument
-    add("--rows", type=_words, default=list(ROWS), help=f"some of {', '.join((OTHER, *ROWS))}")
+    add("--rows", type=_words, default=list(ROWS), help=f"some of {', '.join((OTHER, *ROWS))}; measured in this order")
     add("--levels", type=_levels, default=[1, 16, 32, 64], help="requests at a time")
     add("--budget-s", type=float, help=f"for the whole call; none: {FULL_WAVES} requests in every place of each point")
     add("--resume", action="store_true", help="leave out the points that --results has for these GPUs")

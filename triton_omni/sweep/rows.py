@@ -33,12 +33,12 @@ class ModelSettings:
 
 
 def known(names: Sequence[str]) -> list[str]:
-    """``names`` in the order of the ablation. Raises ConfigError for one that is no row."""
+    """``names`` as given, each once. Raises ConfigError for one that is no row."""
     every = (OTHER, *ROWS)
     for name in names:
         if name not in every:
             raise ConfigError(unknown_key_message(name, every), field="--rows")
-    return [name for name in every if name in names]
+    return list(dict.fromkeys(names))
 
 
 def overrides(row: str, machine: Machine) -> list[str]:
