@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from transformers import DynamicCache, Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerForConditionalGeneration
 
 from triton_omni.checkpoint import Checkpoint
@@ -15,6 +16,8 @@ from triton_omni.model_config import ModelConfig
 from triton_omni.pipeline.stages import PromptRows
 from triton_omni.thinker.config import ThinkerConfig
 from triton_omni.thinker.prompt import EncodedPrompt
+
+_TRANSFORMERS = "5.21"  # the first whose thinker is laid out as this module takes it
 
 
 @dataclasses.dataclass(slots=True)
@@ -42,6 +45,11 @@ class TransformersModel:
     def __init__(self, model_config: ModelConfig, config: ThinkerConfig) -> None:
         self.device = _device(config.device)
         self._model = _load(model_config, config).to(self.device)
+        if not hasattr(self._model.model, "language_model"):
+            raise ConfigError(
+                f"transformers is wanted in {_TRANSFORMERS} or newer, this is {transformers.__version__}; vllm takes it",
+                field="engine",
+            )
         self._text = self._model.model.language_model
         thinker = self._model.config
         self._media_ids = torch.tensor([thinker.audio_token_id, thinker.image_token_id, thinker.video_token_id])
