@@ -47,7 +47,7 @@ class TransformersModel:
         self._model = _load(model_config, config).to(self.device)
         if not hasattr(self._model.model, "language_model"):
             raise ConfigError(
-                f"transformers is wanted in {_TRANSFORMERS} or newer, this is {transformers.__version__}; vllm takes it",
+                f"transformers is wanted in {_TRANSFORMERS} or newer, this is {transformers.__version__}; vllm runs",
                 field="engine",
             )
         self._text = self._model.model.language_model
