@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import av
 import numpy as np
 import pytest
 import soundfile
@@ -145,6 +144,8 @@ def png(pixels: np.ndarray) -> bytes:
 
 def mkv(frames: np.ndarray, track: np.ndarray | None, *, repeat: int = 4) -> bytes:
     """Lossless; every frame shown ``repeat`` times at 8 per second."""
+    import av  # late: a GPU machine may lack it
+
     file = io.BytesIO()
     with av.open(file, "w", format="matroska") as container:
         video = container.add_stream("ffv1", rate=2 * repeat)

@@ -157,3 +157,17 @@ def test_what_is_no_video_is_refused(data: bytes) -> None:
 def test_a_video_too_long_or_too_large_is_refused(media: Media) -> None:
     assert "longer than 1.5 s" in refused(decode.decode_video, media.video, ThinkerConfig(max_video_frames=3))
     assert "48" in refused(decode.decode_video, media.video, ThinkerConfig(max_video_pixels=48 * 64 * 2))
+
+
+@pytest.mark.parametrize(("missing", "named"), [("av", "PyAV"), ("soxr", "soxr")])
+def test_a_file_whose_decoder_is_not_installed_is_refused(
+    missing: str, named: str, media: Media, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode, missing, None)
+    needs: dict[str, Any] = {
+        "av": [(decode.decode_video, media.video, {}), (decode.decode_video_audio, media.video, LIMITS)],
+        "soxr": [(decode.decode_audio, wav(tone(8_000), 8_000), LIMITS)],
+    }
+    for function, data, limits in needs[missing]:
+        assert named in refused(function, data, **limits)
+    assert decode.decode_audio(media.audio, FIELD, CONFIG, **LIMITS).size

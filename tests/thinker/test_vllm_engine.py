@@ -28,7 +28,7 @@ from triton_omni.thinker.factory import load_thinker
 pytestmark = pytest.mark.vllm
 MEDIA_CASES = ("audio", "image", "audio and image", "video", "all in two turns")
 TEXT_TOKENS, FRAMES = 12, 16
-BLOCKS = 80  # of 32 tokens, keys and values in half of them, rows in the others
+BLOCKS = 40  # of 32 tokens
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_preemption_changes_nothing(small_chunks: Any, media: Media) -> None:
     cases = ("audio", "image", "text", "several turns") * 2
     long: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
     alone = {case: ask(small_chunks, asked(media, case, **long)).ids for case in cases[:4]}
-    assert BLOCKS // 2 < 8 * (200 // 32)
+    assert BLOCKS < 8 * (200 // 32)
     sinks = [send(small_chunks, asked(media, case, **long)) for case in cases]
     for case, sink in zip(cases, sinks, strict=True):
         assert sink.done().ids == alone[case]

@@ -1,25 +1,34 @@
 """Bytes of a media file to what the model's processor takes: waveform, RGB image, RGB frames.
 
 Every function raises InvalidRequestError with the ``field`` it is given, when the bytes cannot be decoded, hold
-nothing, or exceed a limit.
+nothing, or exceed a limit. Without PyAV or soxr only files that need them are refused.
 """
 
 from __future__ import annotations
 
+import importlib
 import io
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import av
 import numpy as np
 import numpy.typing as npt
 import soundfile
-import soxr
 from PIL import Image, ImageOps
 
 from triton_omni.errors import InvalidRequestError
 from triton_omni.thinker.config import ThinkerConfig
+
+
+def _installed(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+av, soxr = _installed("av"), _installed("soxr")
 
 Waveform = npt.NDArray[np.float32]
 Frames = npt.NDArray[np.uint8]
@@ -74,6 +83,7 @@ def decode_image(data: bytes, field: str, config: ThinkerConfig) -> Image.Image:
 
 def decode_video(data: bytes, field: str, config: ThinkerConfig) -> Frames:
     """uint8 [frames, height, width, 3]: what is on screen at 0, 1/fps, 2/fps, … seconds."""
+    _check_installed(av, "PyAV", field)
     try:
         with _open(data) as container:
             if not container.streams.video:
@@ -143,6 +153,7 @@ def _on_screen(frames: Iterable[Any], fps: float) -> Iterator[Any]:
 
 
 def _decode_track(data: bytes, field: str, config: ThinkerConfig, rate_hz: int) -> Waveform:
+    _check_installed(av, "PyAV", field)
     try:
         with _open(data) as container:
             if not container.streams.audio:
@@ -167,6 +178,8 @@ def _open(data: bytes) -> Any:
 
 def _resampled(blocks: Iterable[Waveform], from_hz: int, to_hz: int, field: str, max_s: float) -> Waveform:
     """Block by block, so that memory follows the result and a file that unpacks without end is stopped early."""
+    if from_hz != to_hz:
+        _check_installed(soxr, "soxr", field)
     stream = soxr.ResampleStream(from_hz, to_hz, 1, dtype="float32") if from_hz != to_hz else None
     parts: list[Waveform] = []
     seen_samples = 0
@@ -177,6 +190,11 @@ def _resampled(blocks: Iterable[Waveform], from_hz: int, to_hz: int, field: str,
     if stream and seen_samples:
         parts.append(stream.resample_chunk(np.empty(0, np.float32), last=True))
     return np.concatenate(parts) if parts else np.empty(0, np.float32)
+
+
+def _check_installed(module: Any, name: str, field: str) -> None:
+    if module is None:
+        raise InvalidRequestError(field, f"takes {name} to decode, which this server does not have")
 
 
 def _check_length(length_s: float, field: str, max_s: float) -> None:

@@ -20,10 +20,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connecto
     extract_from_kv_cache,
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
-from vllm.model_executor.models.extract_hidden_states import CacheOnlyAttentionLayer
 
 from triton_omni.thinker.mrope import MRope
 from triton_omni.thinker.rows_channel import RowsSender
+from triton_omni.thinker.vllm_rows_cache import RowsCache, is_rows_layer
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +56,9 @@ class RowsConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
-        example = ExampleHiddenStatesConnector
-        self._group = example._find_cache_kv_group_id(kv_cache_config)
-        self._block_size = int(example._get_cache_block_size(vllm_config, kv_cache_config, self._group))
+        groups = kv_cache_config.kv_cache_groups
+        self._group = next(i for i, group in enumerate(groups) if any(map(is_rows_layer, group.layer_names)))
+        self._block_size = int(groups[self._group].kv_cache_spec.block_size)
         self._media_ids = MRope.of(vllm_config.model_config.hf_config.thinker_config.to_dict()).media_ids
         self._prompts: dict[str, _Prompt] = {}
         self._cache: torch.Tensor | None = None
@@ -117,7 +117,7 @@ class RowsConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # The worker's half
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        layers = get_layers_from_vllm_config(self._vllm_config, CacheOnlyAttentionLayer, list(kv_caches))
+        layers = get_layers_from_vllm_config(self._vllm_config, RowsCache, list(kv_caches))
         (name,) = layers
         self._cache = kv_caches[name]
         if get_tensor_model_parallel_rank() == 0:

@@ -9,12 +9,10 @@ import torch
 import vllm
 from vllm.distributed import get_pp_group
 from vllm.model_executor.models import qwen3_omni_moe_thinker as upstream
-from vllm.model_executor.models.extract_hidden_states import CacheOnlyAttentionLayer
 
 from triton_omni.errors import ConfigError
 from triton_omni.thinker.mrope import MRope
-
-ROWS_LAYER = "omni_rows"
+from triton_omni.thinker.vllm_rows_cache import RowsCache, layer_name
 
 
 class OmniThinker(upstream.Qwen3OmniMoeThinkerForConditionalGeneration):  # type: ignore[misc]
@@ -29,17 +27,16 @@ class OmniThinker(upstream.Qwen3OmniMoeThinkerForConditionalGeneration):  # type
             upstream.Qwen3MoeLLMModel.forward = _forward_with_layer_outputs  # before anything compiles it
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self._mrope = MRope.of(config.thinker_config.to_dict())
-        self.rows_cache: CacheOnlyAttentionLayer | None = None
+        self.rows_cache: RowsCache | None = None
         if speaks:
             text = config.thinker_config.text_config
             # The language model's own: this class has it from 0.29 on only.
             self.language_model.set_aux_hidden_state_layers((config.talker_config.accept_hidden_layer,))
-            # vLLM sorts caches by the one number in their name: this one lies behind those of the layers.
-            self.rows_cache = CacheOnlyAttentionLayer(
+            self.rows_cache = RowsCache(
                 num_heads=1,
                 head_size=text.hidden_size,
                 cache_config=vllm_config.cache_config,
-                prefix=f"{ROWS_LAYER}.{text.num_hidden_layers}",
+                prefix=layer_name(text.num_hidden_layers),
             )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
