@@ -5,13 +5,21 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
+import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from triton_omni.errors import ConfigError
 from triton_omni.model_config import ModelConfig
+from triton_omni.thinker.measure.cpu_profile import CpuProfile
+from triton_omni.thinker.measure.figures import CpuTime, Run, Timing, Workload, process_s
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,22 +34,90 @@ def bench() -> ModuleType:
     return module
 
 
-def test_a_row(bench: ModuleType) -> None:
-    timings = [bench.Timing(first_s=0.1, total_s=1.1, tokens=11), bench.Timing(first_s=0.3, total_s=0.8, tokens=11)]
-    assert bench.row("bare", bench.Run(concurrency=2, wall_s=2.0, process_s=0.0011, timings=timings)) == {
+def test_a_row() -> None:
+    timings = [Timing(first_s=0.1, total_s=1.1, tokens=11), Timing(first_s=0.3, total_s=0.8, tokens=11)]
+    cpu = CpuTime(process_s=0.0011, children_s=0.02)
+    assert Run(concurrency=2, wall_s=2.0, cpu=cpu, timings=timings).row("bare") == {
         "system": "bare",
         "concurrency": 2,
+        "requests": 2,
+        "tokens_per_request": 11.0,
         "tokens_per_s": 11.0,
         "ttft_ms": 200.0,
         "tpot_ms": 75.0,
         "process_us_per_token": 50.0,
+        "process_ms_per_request": 0.55,
+        "engine_ms_per_request": 10.0,
     }
 
 
-def test_the_time_of_a_process_grows(bench: ModuleType) -> None:
-    before_s = bench.process_s(os.getpid())
-    while bench.process_s(os.getpid()) == before_s:
-        sum(range(10_000))
+def test_the_time_of_a_process_and_of_those_below_it_grows() -> None:
+    before = CpuTime.of(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
+        while (spent := CpuTime.of(os.getpid()).since(before)).process_s == 0 or spent.children_s == 0:
+            sum(range(10_000))
+        child.kill()
+    assert process_s(child.pid) == 0
+
+
+def test_answers_differ_in_length_and_not_between_systems() -> None:
+    workload = Workload.of("40-200", rounds=4)
+    tokens = [workload.tokens(number) for number in range(workload.requests(64))]
+    assert len(tokens) == 256
+    assert (min(tokens), max(tokens)) == (40, 200)
+    assert 115 < sum(tokens) / len(tokens) < 125
+    assert workload.requests(1) == 8
+    assert {Workload.of("128", 1).tokens(number) for number in range(9)} == {128}
+
+
+@pytest.mark.parametrize("tokens", ["", "some", "0", "9-3", "-5"])
+def test_tokens_that_are_no_range_are_refused(tokens: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Workload.of(tokens, 1)
+    assert raised.value.field == "tokens"
+
+
+def test_a_profile_tells_threads_and_functions() -> None:
+    profile = CpuProfile()
+    profile.start()
+    ended = threading.Event()
+    threading.Thread(target=ended.wait, name="idle").start()
+    worker = threading.Thread(target=busy, args=(0.3,), name="worker-3")
+    worker.start()
+    worker.join()
+    ended.set()
+    told = profile.report(requests=2)
+    assert "ms per request" in told
+    threads = told.partition("own time")[0]
+    assert " worker" in threads and "idle" not in threads
+    assert re.search(r"test_bench\.py:\d+ busy  \[worker\]", told)
+
+
+def busy(cpu_s: float) -> None:
+    until_s = time.thread_time() + cpu_s
+    while time.thread_time() < until_s:
+        pass
+
+
+ROW = {"system": "bare", "concurrency": 1, "tokens_per_s": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("then", "until_s", "rows"),
+    [("sys.exit(1)", 600.0, [ROW | {"gpu": "none", "ratio": 1.0}]), ("threading.Event().wait()", 0.0, None)],
+    ids=["fails", "is late"],
+)
+def test_what_was_told_is_kept_of_a_system_that(
+    then: str, until_s: float, rows: Any, bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, out = tmp_path / "system.py", tmp_path / "rows.json"
+    told = f"print(json.dumps({ROW}), flush=True)" if rows else ""
+    script.write_text(f"import json, sys, threading\n{told}\n{then}\n")
+    monkeypatch.setattr(bench, "__file__", str(script))
+    systems = bench.Systems({"gpu": "none"}, out)
+    systems.run("bare", None, time.monotonic() + until_s)
+    assert systems.failed == ["bare"]
+    assert (json.loads(out.read_text()) if out.exists() else None) == rows
 
 
 def test_a_shape_takes_all_but_tensors_and_config_from_the_checkpoint(

