@@ -19,7 +19,7 @@ import pytest
 from triton_omni.errors import ConfigError
 from triton_omni.model_config import ModelConfig
 from triton_omni.thinker.measure.cpu_profile import CpuProfile
-from triton_omni.thinker.measure.figures import CpuTime, Run, Timing, Workload, process_s
+from triton_omni.thinker.measure.figures import CpuTime, Processes, Run, Timing, Workload, process_s
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,9 +52,10 @@ def test_a_row() -> None:
 
 
 def test_the_time_of_a_process_and_of_those_below_it_grows() -> None:
-    before = CpuTime.of(os.getpid())
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
-        while (spent := CpuTime.of(os.getpid()).since(before)).process_s == 0 or spent.children_s == 0:
+        processes = Processes.of(os.getpid())
+        before = processes.cpu_time()
+        while (spent := processes.cpu_time().since(before)).process_s == 0 or spent.children_s == 0:
             sum(range(10_000))
         child.kill()
     assert process_s(child.pid) == 0

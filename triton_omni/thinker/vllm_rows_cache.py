@@ -32,7 +32,7 @@ class _RowsMetadataBuilder(CacheOnlyAttentionMetadataBuilder):  # type: ignore[m
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.ALWAYS
 
 
-class _RowsBackend(CacheOnlyAttentionBackend):  # type: ignore[misc]
+class RowsBackend(CacheOnlyAttentionBackend):  # type: ignore[misc]
     @staticmethod
     def get_name() -> str:
         return "OMNI_ROWS"
@@ -51,7 +51,7 @@ class RowsCache(CacheOnlyAttentionLayer):  # type: ignore[misc]
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.attn_backend = _RowsBackend
+        self.attn_backend = RowsBackend
 
     def get_kv_cache_spec(self, vllm_config: Any) -> FullAttentionSpec:
         return FullAttentionSpec(

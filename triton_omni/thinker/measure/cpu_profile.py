@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-PERIOD_S = 0.002
+PERIOD_S = 0.005
 _SHOWN = 40
 _PACKAGES = "site-packages/"
 
@@ -24,6 +24,7 @@ class CpuProfile:
         self._within: collections.Counter[tuple[str, str]] = collections.Counter()
         self._threads: collections.Counter[str] = collections.Counter()
         self._last_ns: dict[int, int] = {}
+        self._own_ns = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cpu-profile", daemon=True)
 
@@ -41,6 +42,7 @@ class CpuProfile:
         scale, unit = (1e6 * requests, "ms per request") if requests else (1e9, "s")
         lines = [f"CPU time, {unit}", "", "threads"]
         lines += [f"{ns / scale:10.4f}  {name}" for name, ns in self._threads.most_common()]
+        lines.append(f"{self._own_ns / scale:10.4f}  (this profile)")
         for title, counter in (("own time", self._own), ("with all that is called", self._within)):
             lines += ["", title]
             lines += [
@@ -51,6 +53,7 @@ class CpuProfile:
     def _run(self) -> None:
         while not self._stop.wait(PERIOD_S):
             self._sample()
+            self._own_ns = time.thread_time_ns()
 
     def _sample(self) -> None:
         frames = sys._current_frames()

@@ -71,17 +71,28 @@ class CpuTime:
     process_s: float
     children_s: float
 
-    @classmethod
-    def of(cls, pid: int) -> Self:
-        below, known = [pid], []
-        while below:
-            found = child_pids(below.pop())
-            below += found
-            known += found
-        return cls(process_s(pid), sum(map(process_s, known)))
-
     def since(self, before: CpuTime) -> CpuTime:
         return CpuTime(self.process_s - before.process_s, self.children_s - before.children_s)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Processes:
+    """A process and those below it, as they were found once: to look for them takes time of its own."""
+
+    pid: int
+    below: list[int]
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        to_ask, below = [pid], []
+        while to_ask:
+            found = child_pids(to_ask.pop())
+            to_ask += found
+            below += found
+        return cls(pid, below)
+
+    def cpu_time(self) -> CpuTime:
+        return CpuTime(process_s(self.pid), sum(map(process_s, self.below)))
 
 
 def process_s(pid: int) -> float:

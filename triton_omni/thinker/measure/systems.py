@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from triton_omni.thinker.measure.figures import CpuTime, Report, Run, Timing, Workload
+from triton_omni.thinker.measure.figures import Processes, Report, Run, Timing, Workload
 
 ROOT = Path(__file__).resolve().parents[3]
 READY_S = 1800
@@ -74,6 +74,7 @@ def run_triton(setting: Setting, report: Report) -> None:
         with server:
             server.wait_ready(READY_S)
             (stub,) = (stub.pid for stub in model_stubs(server.pid) if "'thinker'" in stub.name)
+            processes = Processes.of(stub)
             clients = [grpc.InferenceServerClient(server.grpc_target) for _ in range(max(setting.concurrency))]
             for concurrency, workload in setting.turns():
                 free: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -87,11 +88,11 @@ def run_triton(setting: Setting, report: Report) -> None:
                     finally:
                         free.put(client)
 
-                start_s, before = time.perf_counter(), CpuTime.of(stub)
+                start_s, before = time.perf_counter(), processes.cpu_time()
                 with ThreadPoolExecutor(concurrency) as threads:
                     timings = list(threads.map(one, range(workload.requests(concurrency))))
                 wall_s = time.perf_counter() - start_s
-                report(Run(concurrency, wall_s, CpuTime.of(stub).since(before), timings))
+                report(Run(concurrency, wall_s, processes.cpu_time().since(before), timings))
 
 
 def _repository(setting: Setting, target: Path) -> Path:
@@ -147,15 +148,16 @@ def run_bare(setting: Setting, report: Report) -> None:
 
     async def measure() -> None:
         engine = AsyncLLM.from_engine_args(_engine_args(setting))
+        processes = Processes.of(os.getpid())
         profile = CpuProfile() if setting.profile is not None else None
         if profile is not None:
             profile.start()
         for turn, (concurrency, workload) in enumerate(setting.turns()):
             ask = _asker(engine, processor, workload, f"turn-{turn}")
-            start_s, before = time.perf_counter(), CpuTime.of(os.getpid())
+            start_s, before = time.perf_counter(), processes.cpu_time()
             timings = await _all(ask, workload.requests(concurrency), concurrency)
             wall_s = time.perf_counter() - start_s
-            report(Run(concurrency, wall_s, CpuTime.of(os.getpid()).since(before), timings))
+            report(Run(concurrency, wall_s, processes.cpu_time().since(before), timings))
         if profile is not None and setting.profile is not None:
             profile.stop(setting.profile, setting.requests())
         engine.shutdown()
