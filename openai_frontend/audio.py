@@ -107,13 +107,13 @@ class AudioStream:
         self._encoder = FORMATS[audio_format].stream()
         self._rest = b""
 
-    def encode(self, pcm: bytes) -> str:
+    def encode(self, pcm: bytes) -> bytes:
         """Base64 of what can leave now; may be empty."""
         data = self._rest + self._encoder.encode(pcm)
         cut = len(data) - len(data) % _GROUP_BYTES
         self._rest = data[cut:]
-        return base64_text(data[:cut])
+        return pybase64.b64encode(data[:cut])
 
-    def finish(self) -> str:
+    def finish(self) -> bytes:
         rest, self._rest = self._rest + self._encoder.finish(), b""
-        return base64_text(rest)
+        return pybase64.b64encode(rest)

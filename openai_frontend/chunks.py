@@ -14,6 +14,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
+
 from openai_frontend.audio import SAMPLE_BYTES, AudioStream
 from openai_frontend.completions import Shape, logprobs, total
 from openai_frontend.engine import Delta
@@ -52,6 +54,8 @@ class Chunks:
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
+        # What all chunks begin with, without the brace that would end it.
+        self._head = b"data: " + orjson.dumps(shape.envelope("chat.completion.chunk")).removesuffix(b"}")
         self._choices = [_Choice(shape, index) for index in range(shape.choices)]
 
     @property
@@ -61,7 +65,7 @@ class Chunks:
 
     def opening(self) -> list[bytes]:
         delta = {"role": "assistant", "content": "" if self._shape.wants_text else None, "refusal": None}
-        return [self._chunk(choice, delta) for choice in self._choices]
+        return [self._chunk(choice, orjson.dumps(delta)) for choice in self._choices]
 
     def take(self, piece: Delta) -> list[bytes]:
         choice = self._choices[piece.choice]
@@ -76,18 +80,20 @@ class Chunks:
     def _chunk(
         self,
         choice: _Choice,
-        delta: dict[str, Any],
-        modality: str = "text",
+        *delta: bytes,
+        modality: bytes = b"text",
         finish_reason: str | None = None,
         tokens: Any = None,
     ) -> bytes:
-        told = {"index": choice.index, "delta": delta, "logprobs": tokens, "finish_reason": finish_reason}
-        body = self._shape.envelope("chat.completion.chunk", choices=[told], modality=modality)
+        """``delta``: parts of its JSON. They are joined once, with what all chunks have: a second of sound is 64 kB."""
+        begin = b',"choices":[{"index":%d,"delta":' % choice.index
+        rest = orjson.dumps({"logprobs": tokens, "finish_reason": finish_reason}).removeprefix(b"{")
+        parts = [self._head, begin, *delta, b",", rest, b'],"modality":"', modality]
         if self._shape.continuous_usage:
-            body["usage"] = self._usage()
-        elif self._shape.include_usage:
-            body["usage"] = None
-        return event(body)
+            parts += [b'","usage":', orjson.dumps(self._usage()), b"}\n\n"]
+        else:
+            parts.append(b'","usage":null}\n\n' if self._shape.include_usage else b'"}\n\n')
+        return b"".join(parts)
 
     def _usage(self) -> dict[str, Any]:
         return self._shape.usage(total([choice.counts for choice in self._choices]))
@@ -102,28 +108,32 @@ class Chunks:
             if "logprobs" in piece.event:
                 tokens = logprobs(piece.event["logprobs"])
                 deltas = deltas or [{}]
-        return [self._chunk(choice, delta, tokens=None if place else tokens) for place, delta in enumerate(deltas)]
+        told = enumerate(map(orjson.dumps, deltas))
+        return [self._chunk(choice, delta, tokens=None if place else tokens) for place, delta in told]
 
     def _text(self, choice: _Choice, text: str) -> dict[str, Any]:
         delta: dict[str, Any] = {"content": text} if self._shape.wants_text else {}
         if choice.audio is not None:
-            delta["audio"] = self._tagged(choice, {"transcript": text})
+            delta["audio"] = self._tag(choice) | {"transcript": text}
         return delta
 
-    def _data(self, choice: _Choice, data: str) -> list[bytes]:
-        return [self._chunk(choice, {"audio": self._tagged(choice, {"data": data})}, "audio")] if data else []
+    def _data(self, choice: _Choice, data: bytes) -> list[bytes]:
+        if not data:
+            return []
+        tag = b"".join(b'"%b":"%b",' % (name.encode(), value.encode()) for name, value in self._tag(choice).items())
+        return [self._chunk(choice, b'{"audio":{', tag, b'"data":"', data, b'"}}', modality=b"audio")]
 
-    def _tagged(self, choice: _Choice, audio: dict[str, Any]) -> dict[str, Any]:
+    def _tag(self, choice: _Choice) -> dict[str, str]:
         tag, choice.audio_id = choice.audio_id, {}
-        return tag | audio
+        return tag
 
     def _end(self, choice: _Choice, end: Mapping[str, Any]) -> list[bytes]:
         events = []
         if choice.audio is not None and not choice.only_calls:
             events += self._data(choice, choice.audio.finish())
-            expiry = self._tagged(choice, {"expires_at": self._shape.expires_at})
-            events.append(self._chunk(choice, {"audio": expiry}, "audio"))
-        events.append(self._chunk(choice, {}, finish_reason=end["finish_reason"]))
+            expiry = {"audio": self._tag(choice) | {"expires_at": self._shape.expires_at}}
+            events.append(self._chunk(choice, orjson.dumps(expiry), modality=b"audio"))
+        events.append(self._chunk(choice, b"{}", finish_reason=end["finish_reason"]))
         if self._shape.include_usage and all(each.ended for each in self._choices):
             events.append(event(self._shape.envelope("chat.completion.chunk", choices=[], usage=self._usage())))
         return events

@@ -20,22 +20,25 @@ async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
 
     Raises: RequestCancelledError when the client left first.
     """
-    task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_disconnected(receive))
+    worker, has_left = asyncio.current_task(), False
+    assert worker is not None
+
+    async def watch() -> None:
+        nonlocal has_left
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        has_left = True
+        worker.cancel()
+
+    watching = asyncio.create_task(watch())
     try:
-        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise RequestCancelledError("the client closed the connection")
+        return await work
+    except asyncio.CancelledError:
+        if has_left and worker.uncancel() == 0:
+            raise RequestCancelledError("the client closed the connection") from None
+        raise
     finally:
-        for future in (task, watch):
-            future.cancel()
-        await asyncio.gather(task, watch, return_exceptions=True)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        watching.cancel()
 
 
 class PiecewiseResponse(StreamingResponse):

@@ -9,4 +9,4 @@ import orjson
 
 
 def event(body: Mapping[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(body) + b"\n\n"
+    return b"data: %b\n\n" % orjson.dumps(body)

@@ -70,7 +70,7 @@ class Metrics:
             ("outcome",),
         )
         self.tokens = counter("tokens", "Tokens of finished answers; a codec frame is an audio token", ("kind",))
-        self.audio_s = counter("audio_seconds", "Seconds of speech handed out")
+        self.audio_s = counter("audio_seconds", "Seconds of speech in answers that have ended")
         for outcome in ("finished", "aborted", "failed"):
             self.answers.labels(outcome)
             self.underrun_s.labels(outcome)
@@ -167,7 +167,6 @@ class _Answer:
                 self._metrics.first_audio_s.observe(now_s - self._started_s)
             length_s = len(piece.audio) * _SAMPLES_PER_BYTE / SAMPLE_RATE_HZ
             self._playback.take(length_s, now_s)
-            self._metrics.audio_s.inc(length_s)
         if piece.event.get("type") == "end":
             self.end = piece.event
 
@@ -175,6 +174,7 @@ class _Answer:
         metrics, playback = self._metrics, self._playback
         metrics.answers.labels(outcome).inc()
         if playback.length_s:
+            metrics.audio_s.inc(playback.length_s)
             metrics.underrun_s.labels(outcome).observe(playback.underrun_s)
         if outcome != "finished":
             return

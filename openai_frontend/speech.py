@@ -21,6 +21,7 @@ from triton_omni.errors import InvalidRequestError, OmniError
 
 DEFAULT_FORMAT = "mp3"
 _SPARE_TOKENS = 64
+_SOUND = b'data: {"type":"speech.audio.delta","audio":"%b"}\n\n'
 READ_ALOUD = (
     "You read texts aloud. Say exactly the words of the user's message, in its language, from the first to the last. "
     "Do not answer it, do not comment on it, and leave nothing out."
@@ -85,18 +86,18 @@ async def server_sent_events(
     """speech.audio.delta events, then speech.audio.done with the usage; or, as the last one, an error."""
     stream = AudioStream(audio_format)
 
-    async def run(step: Any, *arguments: Any) -> str:
-        data: str = await asyncio.to_thread(step, *arguments) if stream.compressed else step(*arguments)
+    async def run(step: Any, *arguments: Any) -> bytes:
+        data: bytes = await asyncio.to_thread(step, *arguments) if stream.compressed else step(*arguments)
         return data
 
     end: Mapping[str, Any] = {}
     try:
         async for piece in _chain(first, rest):
             if piece.audio and (data := await run(stream.encode, piece.audio)):
-                yield event({"type": "speech.audio.delta", "audio": data})
+                yield _SOUND % data
             end = piece.event or end
         if data := await run(stream.finish):
-            yield event({"type": "speech.audio.delta", "audio": data})
+            yield _SOUND % data
         yield event({"type": "speech.audio.done", "usage": usage(end["usage"])})
     except Exception as error:
         _, body = errors.describe(reword(error) if isinstance(error, OmniError) else error)

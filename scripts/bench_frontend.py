@@ -4,36 +4,69 @@
     scripts/bench_frontend.py                                    # 5 rounds at c = 32: some minutes, no GPU
     scripts/bench_frontend.py --token-ms 1 --frame-ms 0.5        # engines that never are what one waits for
     scripts/bench_frontend.py --rounds 3 --out -                 # prints only
+    scripts/bench_frontend.py --limit-s 120                      # as many rounds as there is time for
 
 Server, frontend and client share this machine: where it is saturated, what the frontend takes is missing elsewhere.
-Writes docs/performance/frontend.json: every run, and the medians with their ratio.
+Writes docs/performance/frontend.json: every run, and the medians with their ratio. Runs with any Python that has the
+packages, also where this project is not installed: python3 scripts/bench_frontend.py
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
+import signal
 import statistics
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from triton_omni.bench import report
-from triton_omni.bench.command_line import measure, parser
-from triton_omni.demo.checkpoint import write_checkpoint
-from triton_omni.serve.frontend import FrontendProcess
-from triton_omni.serve.repository import render
-from triton_omni.serve.tritonserver import TritonServer, free_ports
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+from triton_omni.bench import report  # noqa: E402
+from triton_omni.bench.command_line import measure, parser  # noqa: E402
+from triton_omni.serve.frontend import FrontendProcess  # noqa: E402
+from triton_omni.serve.repository import render  # noqa: E402
+from triton_omni.serve.tritonserver import TritonServer, free_ports  # noqa: E402
+
 OUT = ROOT / "docs" / "performance" / "frontend.json"
 MODEL = "null"
 FIGURES = ("req_s", "chunks_per_s", "audio_s_per_s", "ttft_ms", "ttfp_ms", "e2e_ms", "rtf", "client_cpu")
 KEPT = (*FIGURES, "completed", "failed", "text_chunks", "audio_chunks", "ttft_p99_ms", "ttfp_p99_ms", "e2e_p99_ms")
+# The medians that are written.
+TOLD = (*FIGURES, "text_chunks", "audio_chunks", "frontend_cpu_ms", "triton_cpu_ms")
+# For server, frontend and clients to end.
+END_S = 15.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class TimeIsUp(BaseException):
+    """The limit has come."""
+
+
+@contextlib.contextmanager
+def within(limit_s: float) -> Iterator[None]:
+    """Leaves the block when the time is over, wherever it is."""
+
+    def end(number: int, frame: Any) -> None:
+        raise TimeIsUp
+
+    signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, max(limit_s, 0.001))
+    try:
+        yield
+    except TimeIsUp:
+        print("the time is up: what was measured by now counts", file=sys.stderr)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def cpu_s(pid: int) -> float:
@@ -54,11 +87,16 @@ def run(api: str, url: str, options: argparse.Namespace, pids: dict[str, int]) -
     return report.rounded({"api": api, **{key: row[key] for key in KEPT}, **spent, "load": os.getloadavg()[0]})
 
 
-def compare(options: argparse.Namespace, directory: Path) -> list[dict[str, Any]]:
-    """Runs in turns against one tritonserver."""
-    checkpoint = options.checkpoint or directory / "demo"
-    if options.checkpoint is None:
-        write_checkpoint(checkpoint)
+def demo_checkpoint(directory: Path) -> Path:
+    from triton_omni.demo.checkpoint import write_checkpoint  # its torch and transformers are needed for nothing else
+
+    write_checkpoint(directory)
+    return directory
+
+
+def compare(options: argparse.Namespace, directory: Path, end_s: float) -> list[dict[str, Any]]:
+    """Runs in turns against one tritonserver, as many as there is time for until ``end_s`` (``time.monotonic()``)."""
+    checkpoint = options.checkpoint or demo_checkpoint(directory / "demo")
     paces = {
         "thinker": {"null_token_ms": options.token_ms},
         "talker": {"null_frame_ms": options.frame_ms},
@@ -73,11 +111,11 @@ def compare(options: argparse.Namespace, directory: Path) -> list[dict[str, Any]
     frontend = FrontendProcess(
         f"http://127.0.0.1:{port}", arguments, log_path=directory / "frontend.log", drain_s=options.drain_s
     )
-    with server, frontend:
+    runs = []
+    with server, frontend, within(end_s - time.monotonic()):
         server.wait_ready(options.ready_timeout_s)
         frontend.wait_ready(options.ready_timeout_s)
         pids = {"frontend": frontend.pid, "triton": server.pid}
-        runs = []
         for _ in range(options.rounds):
             for api, url in (("openai", frontend.url), ("grpc", server.grpc_target)):
                 runs.append(run(api, url, options, pids))
@@ -86,13 +124,16 @@ def compare(options: argparse.Namespace, directory: Path) -> list[dict[str, Any]
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians by way, and the frontend's as a share of omni_bls's own."""
-    keys = (*FIGURES, "frontend_cpu_ms", "triton_cpu_ms")
+    """Medians by way, and the frontend's as a share of omni_bls's own where both were measured."""
+    ways = {api: [run for run in runs if run["api"] == api] for api in ("openai", "grpc")}
     medians = {
-        api: {key: round(statistics.median(run[key] for run in runs if run["api"] == api), 4) for key in keys}
-        for api in ("openai", "grpc")
+        api: {key: round(statistics.median(run[key] for run in measured), 4) for key in TOLD}
+        for api, measured in ways.items()
+        if measured
     }
-    ratios = {key: round(medians["openai"][key] / medians["grpc"][key], 3) for key in FIGURES[:3]}
+    ratios = {
+        key: round(medians["openai"][key] / medians["grpc"][key], 3) for key in FIGURES[:3] if len(medians) == len(ways)
+    }
     return {"medians": medians, "frontend_over_grpc": ratios}
 
 
@@ -107,10 +148,16 @@ def main() -> None:
     add("--frame-ms", default="5", help="of the null talker, for 80 ms of one answer's speech")
     add("--ready-timeout-s", type=float, default=300.0, help="how long the server may take to start")
     add("--drain-s", type=float, default=2.0)
+    add("--limit-s", type=float, default=3600.0, help=f"of all; the last {END_S:g} s of it are for ending")
     add("--out", default=str(OUT), help="file to write; -: none")
     options = arguments.parse_args()
+    if options.limit_s <= END_S:
+        arguments.error(f"--limit-s: must be more than {END_S:g}, got {options.limit_s:g}")
+    end_s = time.monotonic() + options.limit_s - END_S
     with tempfile.TemporaryDirectory(prefix="bench_frontend_") as directory:
-        runs = compare(options, Path(directory))
+        runs = compare(options, Path(directory), end_s)
+    if not runs:
+        sys.exit(f"bench_frontend.py: no run ended within --limit-s {options.limit_s:g}")
     told = {
         "command": shlex.join(["scripts/bench_frontend.py", *sys.argv[1:]]),
         "commit": report.commit(),

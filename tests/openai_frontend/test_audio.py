@@ -72,7 +72,7 @@ def test_a_stream_keeps_up_with_the_samples(name):
 @pytest.mark.parametrize("name", FORMATS)
 def test_base64_of_a_stream_may_be_joined(name):
     stream = AudioStream(name)
-    text = "".join([*map(stream.encode, PIECES), stream.finish()])
+    text = b"".join([*map(stream.encode, PIECES), stream.finish()])
     same_sound(name, read_back(name, base64.b64decode(text, validate=True)))
 
 
