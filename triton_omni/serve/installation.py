@@ -13,13 +13,23 @@ from pathlib import Path
 
 from triton_omni.errors import ConfigError
 
+_ASK = """
+import importlib.metadata, sys, sysconfig
+print("%d.%d" % sys.version_info[:2])
+print(next((each.version for each in importlib.metadata.distributions(name="numpy")), ""))
+print(sysconfig.get_config_var("LIBDIR"))
+"""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Interpreter:
-    """The Python the models run under. ``bin``: the directory of its python3; ``version``: "3.11"."""
+    """The Python the models run under. ``bin``: the directory of its python3; ``version``: "3.11"; ``numpy``: the
+    version of its NumPy, empty when it has none.
+    """
 
     bin: Path
     version: str
+    numpy: str
     library_directory: str
 
     @classmethod
@@ -30,10 +40,8 @@ class Interpreter:
     @classmethod
     def of(cls, executable: Path) -> Interpreter:
         """Asks ``executable``; a virtual environment's counts with its packages."""
-        code = "import sys, sysconfig; print('%d.%d' % sys.version_info[:2], sysconfig.get_config_var('LIBDIR'))"
-        answer = subprocess.run([executable, "-c", code], check=True, capture_output=True, text=True).stdout
-        version, library_directory = answer.split(maxsplit=1)
-        return cls(executable.parent, version, library_directory.strip())
+        answer = subprocess.run([executable, "-c", _ASK], check=True, capture_output=True, text=True).stdout
+        return cls(executable.parent, *answer.splitlines())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,6 +71,12 @@ class Installation:
         stub = self.package / "python_backend_stubs" / python.version / "triton_python_backend_stub"
         if not stub.exists():
             raise ConfigError(f"nvidia-pytriton has no stub for Python {python.version} ({stub})")
+        if python.numpy and int(python.numpy.partition(".")[0]) >= 2:
+            # Its stubs would hand over arrays of no bytes.
+            raise ConfigError(
+                f"nvidia-pytriton's Python backend cannot pass arrays of NumPy {python.numpy}: "
+                f"{python.bin / 'python3'} -m pip install 'numpy<2'"
+            )
         backend = target / "python"
         backend.mkdir(parents=True)
         for source in (*(self.package / "backends" / "python").glob("*.*"), stub):
