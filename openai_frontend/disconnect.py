@@ -20,25 +20,22 @@ async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
 
     Raises: RequestCancelledError when the client left first.
     """
-    worker, has_left = asyncio.current_task(), False
-    assert worker is not None
-
-    async def watch() -> None:
-        nonlocal has_left
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        has_left = True
-        worker.cancel()
-
-    watching = asyncio.create_task(watch())
+    task = asyncio.ensure_future(work)  # its own: every step of this one goes through all the middleware
+    watch = asyncio.ensure_future(_disconnected(receive))
+    watch.add_done_callback(lambda _: task.cancel())
     try:
-        return await work
+        return await task
     except asyncio.CancelledError:
-        if has_left and worker.uncancel() == 0:
+        if watch.done() and not watch.cancelled():
             raise RequestCancelledError("the client closed the connection") from None
         raise
     finally:
-        watching.cancel()
+        watch.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class PiecewiseResponse(StreamingResponse):
