@@ -9,7 +9,8 @@ import pytest
 
 from triton_omni.errors import ConfigError
 from triton_omni.serve.machine import Device, Machine
-from triton_omni.sweep.rows import ROWS, known, overrides, settings
+from triton_omni.sweep.main import parser
+from triton_omni.sweep.rows import ROWS, known, of_profile, overrides, settings
 
 CPU = Machine("cpu")
 TWO, THREE = (Machine("cuda", tuple(Device("a GPU") for _ in range(count))) for count in (2, 3))
@@ -52,6 +53,20 @@ def test_what_is_given_wins() -> None:
     row = settings("batch", "cpu-demo", ["talker.max_sessions=7", "talker.async_output=true"], CPU)
     assert row["talker"].layout.parameters["max_sessions"] == "7"
     assert row["talker"].layout.parameters["async_output"] == "true"
+
+
+def test_a_variant_is_the_profile_with_its_own_settings() -> None:
+    name, given = parser().parse_args(["--variant", "apart:talker.devices=[0,1],code2wav.devices=[0]"]).variant[0]
+    found = of_profile("two-gpus", given, TWO)
+    assert name == "apart"
+    assert [found[stage].layout.cards for stage in ("thinker", "talker", "code2wav")] == [
+        ((0,),),
+        ((0,), (1,)),
+        ((0,),),
+    ]
+    assert known(["batch", "apart"], ["apart"]) == ["batch", "apart"]
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--variant", "nothing"])
 
 
 def test_rows_are_known_and_keep_their_order() -> None:

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import re
 import shlex
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from triton_omni.serve.machine import Machine
 from triton_omni.serve.profile import default_name
 from triton_omni.sweep import long_form, outputs
 from triton_omni.sweep.budget import FULL_WAVES, Budget
-from triton_omni.sweep.rows import OTHER, ROWS, known, settings
+from triton_omni.sweep.rows import OTHER, ROWS, ModelSettings, known, of_profile, settings
 from triton_omni.sweep.stack import Stack
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,14 @@ def parser() -> argparse.ArgumentParser:
     add("--random-weights", action="store_true", help="of the checkpoint's shapes; the directory needs no tensors")
     add("--profile", help="deploy profile below all rows; none: by what is there")
     add("--set", action="append", default=[], metavar="STAGE.KEY=VALUE", help="over the profile and over the rows")
+    add(
+        "--variant",
+        type=_variant,
+        action="append",
+        default=[],
+        metavar="NAME:STAGE.KEY=VALUE,...",
+        help="a row of your own: the profile with these settings",
+    )
     add("--api", choices=("openai", "grpc"), default="openai", help="grpc: omni_bls itself, without the frontend")
     add("--frontend-workers", type=int, default=2, help="processes of the frontend")
     for name, told in (
@@ -78,7 +87,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _words(text: str) -> list[str]:
-    return text.split(",")
+    return [word for word in text.split(",") if word]
+
+
+def _variant(text: str) -> tuple[str, list[str]]:
+    name, colon, settings = text.partition(":")
+    if not (name and colon):
+        raise argparse.ArgumentTypeError(f"must be NAME:STAGE.KEY=VALUE,..., got {text!r}")
+    return name, [word for word in re.split(r",(?=\w+\.)", settings) if word]
 
 
 def _levels(text: str) -> list[int]:
@@ -108,6 +124,7 @@ class Sweep:
         if options.random_weights:
             self._given += [f"{stage}.weights=random" for stage in ("thinker", "talker", "code2wav")]
         self._profile = options.profile or default_name(self._machine)
+        self._variants: dict[str, list[str]] = dict(options.variant)
 
     def run(self, directory: Path) -> list[Point]:
         """Measures; returns the points for which the time did not suffice. Raises OmniError."""
@@ -118,7 +135,7 @@ class Sweep:
         todo = [point for point in todo if point.row != OTHER]
         if not todo:
             return undone
-        every = {row: settings(row, self._profile, self._given, self._machine) for row in known([p.row for p in todo])}
+        every = {row: self._settings(row) for row in dict.fromkeys(point.row for point in todo)}
         with self._stack(directory) as stack:
             for row, wanted in every.items():
                 mine = [point for point in todo if point.row == row]
@@ -135,6 +152,11 @@ class Sweep:
                     if not self._point(point, stack.url, self.options.api, self._checkpoint.resolve().name, left):
                         undone.append(point)
         return undone
+
+    def _settings(self, row: str) -> dict[str, ModelSettings]:
+        if row in self._variants:
+            return of_profile(self._profile, [*self._variants[row], *self._given], self._machine)
+        return settings(row, self._profile, self._given, self._machine)
 
     def measure_long_form(self, directory: Path) -> None:
         """One row more for the results, of the default and at one request at a time. Raises OmniError."""
@@ -158,7 +180,8 @@ class Sweep:
         if self.options.resume:
             rows = report.read([path for path in self.options.results if path.exists()])
             done = {(row["config"], row["concurrency"]) for row in rows if row["gpus"] == self._gpus}
-        every = [Point(row, level) for row in known(self.options.rows) for level in self.options.levels]
+        rows_asked = known([*self.options.rows, *self._variants], [*self._variants])
+        every = [Point(row, level) for row in rows_asked for level in self.options.levels]
         return [point for point in every if (point.row, point.level) not in done]
 
     def _measure_other(self, points: Sequence[Point], todo: Sequence[Point]) -> list[Point]:

@@ -46,7 +46,10 @@ def write(rows: Sequence[Row], directory: Path) -> None:
     if drawn:
         from triton_omni.bench.plots import plot
 
-        plot([row | {"system": "", "config": _LABELS[row["config"]]} for row in points], directory / "sweep.png")
+        plot(
+            [row | {"system": "", "config": _LABELS.get(row["config"], row["config"])} for row in points],
+            directory / "sweep.png",
+        )
     (directory / "sweep.md").write_text(_page(chosen, picture=drawn), encoding="utf-8")
 
 
@@ -76,7 +79,12 @@ def _page(rows: Sequence[Row], *, picture: bool) -> str:
 def _table(rows: Sequence[Row]) -> list[str]:
     lines = ["| " + " | ".join(_HEAD) + " |", "| --- |" + " ---: |" * (len(_HEAD) - 1)]
     for row in rows:
-        cells = [_LABELS[row["config"]], str(row["concurrency"]), str(row["completed"]), str(row["failed"])]
+        cells = [
+            _LABELS.get(row["config"], row["config"]),
+            str(row["concurrency"]),
+            str(row["completed"]),
+            str(row["failed"]),
+        ]
         cells += [_number(row, "req_s", 2), _number(row, "audio_s_per_s", 1)]
         cells += [_number(row, key, 0) for key in ("ttft_ms", "ttfp_ms", "ttfp_p99_ms")]
         cells += [_number(row, "rtf", 3), _number(row, "e2e_ms", 2, 1e-3), str(row["underruns"])]

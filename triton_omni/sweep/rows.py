@@ -32,9 +32,9 @@ class ModelSettings:
     max_batch: int | None = None
 
 
-def known(names: Sequence[str]) -> list[str]:
-    """``names`` as given, each once. Raises ConfigError for one that is no row."""
-    every = (OTHER, *ROWS)
+def known(names: Sequence[str], variants: Sequence[str] = ()) -> list[str]:
+    """``names`` as given, each once. Raises ConfigError for one that is no row and none of ``variants``."""
+    every = (OTHER, *ROWS, *variants)
     for name in names:
         if name not in every:
             raise ConfigError(unknown_key_message(name, every), field="--rows")
@@ -67,7 +67,12 @@ def _replicas(devices: int) -> list[str]:
 
 def settings(row: str, profile: str, given: Sequence[str], machine: Machine) -> dict[str, ModelSettings]:
     """Model -> its settings; ``given`` overrides win. Raises ConfigError."""
-    chosen = Profile.load(profile, machine.platform, [*overrides(row, machine), *given])
-    layouts = lay_out(chosen, machine)
+    found = of_profile(profile, [*overrides(row, machine), *given], machine)
     batch = {"code2wav": 1} if row == NO_BATCH else {}
-    return {model: ModelSettings(layout, batch.get(model)) for model, layout in layouts.items()}
+    return {model: dataclasses.replace(each, max_batch=batch.get(model)) for model, each in found.items()}
+
+
+def of_profile(profile: str, given: Sequence[str], machine: Machine) -> dict[str, ModelSettings]:
+    """Model -> its settings, of a profile that no row changes."""
+    layouts = lay_out(Profile.load(profile, machine.platform, given), machine)
+    return {model: ModelSettings(layout) for model, layout in layouts.items()}

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -52,6 +53,7 @@ from triton_omni.thinker.vllm_model import check_layers_can_be_named
 from triton_omni.thinker.vllm_plugin import register
 from triton_omni.thinker.vllm_prompt import VllmPrompt, to_vllm
 from triton_omni.thinker.vllm_sampling import sampling_params, tokens
+from triton_omni.thinker.vllm_warm_up import warm_up
 
 log = logging.getLogger(__name__)
 STAGE = "thinker"
@@ -120,6 +122,26 @@ class VllmThinker:
         self._thread.start()
         for process in self._llm.engine_core.resources.engine_manager.processes:
             when_gone(process.pid, self._process_ended)
+        try:
+            self._warm_up()
+        except BaseException:
+            self.close()
+            raise
+
+    def _warm_up(self) -> None:
+        """What the first requests would otherwise wait for: each worker's own processor and template, and the kernels
+        that vLLM compiles when it first meets a batch of some size.
+        """
+        began_s = time.monotonic()
+        all_there = threading.Barrier(self._config.preprocess_workers)
+        for made in [self._workers.submit(self._make_a_prompt, all_there) for _ in range(all_there.parties)]:
+            made.result()
+        asyncio.run_coroutine_threadsafe(warm_up(self._llm, self._special_ids), self._loop).result()
+        log.info("thinker: warmed up in %.1f s", time.monotonic() - began_s)
+
+    def _make_a_prompt(self, all_there: threading.Barrier) -> None:
+        all_there.wait()  # so that each thread makes one
+        self._prepare(ThinkerRequest("warm-up", [{"role": "user", "content": "Hello."}]))
 
     def submit(self, request: ThinkerRequest, sink: ThinkerSink) -> None:
         """Start a request. What is wrong with it reaches the sink as an OmniError (a refusal, for want of room or

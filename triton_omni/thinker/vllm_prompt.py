@@ -37,10 +37,11 @@ class VllmPrompt:
 def to_vllm(encoded: EncodedPrompt, mrope: MRope) -> VllmPrompt:
     """CPU work: may run in any thread."""
     ids, features = encoded.token_ids, encoded.features
+    if not encoded.has_media:
+        counted = np.tile(np.arange(len(ids), dtype=np.int32), (3, 1))
+        return VllmPrompt(ids, counted, 0, tokens_input(ids.tolist()))
     positions = mrope.positions(ids, _grids(features, "image"), _videos(features))
     num_media = int(np.isin(ids, mrope.media_ids).sum())
-    if not encoded.has_media:
-        return VllmPrompt(ids, positions, 0, tokens_input(ids.tolist()))
     items = MultiModalKwargsItems.from_hf_inputs(
         BatchFeature(_renamed(features, encoded.use_audio_in_video)),
         create_qwen2_5_omni_thinker_field_factory(mrope.spatial_merge_size)(_renamed(features, False)),
