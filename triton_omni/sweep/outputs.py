@@ -47,7 +47,7 @@ def write(rows: Sequence[Row], directory: Path) -> None:
         from triton_omni.bench.plots import plot
 
         plot(
-            [row | {"system": "", "config": _LABELS.get(row["config"], row["config"])} for row in points],
+            [row | {"system": "", "config": _LABELS.get(str(row["config"]), str(row["config"]))} for row in points],
             directory / "sweep.png",
         )
     (directory / "sweep.md").write_text(_page(chosen, picture=drawn), encoding="utf-8")
@@ -80,7 +80,7 @@ def _table(rows: Sequence[Row]) -> list[str]:
     lines = ["| " + " | ".join(_HEAD) + " |", "| --- |" + " ---: |" * (len(_HEAD) - 1)]
     for row in rows:
         cells = [
-            _LABELS.get(row["config"], row["config"]),
+            _LABELS.get(str(row["config"]), str(row["config"])),
             str(row["concurrency"]),
             str(row["completed"]),
             str(row["failed"]),
