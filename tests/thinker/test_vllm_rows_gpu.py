@@ -63,9 +63,9 @@ WHOLE_PROMPTS = [*SIZES, 256, 512]
 # A token for each of 15 answers leaves one of a prompt to a step: a batch as of decoding, so a full graph.
 SMALL_STEPS = {"max_num_batched_tokens": SEQS}
 ENGINES: dict[str, dict[str, Any]] = {
-    "compiled": {"compilation_config": {"cudagraph_capture_sizes": WHOLE_PROMPTS}, "prefills_in": "PIECEWISE"},
-    "compiled, small steps": SMALL_STEPS | {"prefills_in": "PIECEWISE"},
-    "not compiled, small steps": SMALL_STEPS
+    "whole": {"compilation_config": {"cudagraph_capture_sizes": WHOLE_PROMPTS}, "prefills_in": "PIECEWISE"},
+    "small_compiled": SMALL_STEPS | {"prefills_in": "PIECEWISE"},
+    "small_eager": SMALL_STEPS
     | {
         "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": SIZES},
         "prefills_in": "FULL",
@@ -83,7 +83,7 @@ CASES = {
 }
 Rows = npt.NDArray[np.float32]
 Errors = npt.NDArray[np.float64]
-BOUND = np.array([2.0, 4.0])  # times what transformers itself is off by in bfloat16
+BOUND = np.array([2.0, 3.0])  # times what transformers itself is off by in bfloat16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,7 +226,12 @@ def running(
 ) -> Iterator[Running]:
     pytest.importorskip("vllm", exc_type=ImportError)
     options = ENGINES[request.param]
-    small = {"kv_cache_memory_bytes": 1 << 30, "skip_mm_profiling": True, "max_model_len": 2048}
+    small = {
+        "kv_cache_memory_bytes": 1 << 30,
+        "gpu_memory_utilization": 0.1,
+        "skip_mm_profiling": True,
+        "max_model_len": 2048,
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # count_graphs is sent as code
         patch.setenv("VLLM_CACHE_ROOT", str(tmp_path_factory.getbasetemp() / "vllm"))
