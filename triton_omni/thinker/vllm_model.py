@@ -56,7 +56,12 @@ class OmniThinker(upstream.Qwen3OmniMoeThinkerForConditionalGeneration):  # type
     ) -> torch.Tensor:
         """Each embedding to the pads of its kind, in order, as transformers does it. vLLM's own goes by ranges, and
         fails where the sound of a video lies between frames that have DeepStack features.
+
+        Runs before every step, so it also empties what the step before has left of such features: a full CUDA graph
+        replays ``forward`` without its Python, which would have done that, and they would be added to whatever tokens
+        come next, of any request.
         """
+        self._clear_deepstack_input_embeds(getattr(self, "deepstack_input_embeds_num_tokens", 0))
         if not multimodal_embeddings or is_multimodal is None or not self.deepstack_num_level:
             plain: torch.Tensor = super().embed_input_ids(input_ids, multimodal_embeddings, is_multimodal=is_multimodal)
             return plain

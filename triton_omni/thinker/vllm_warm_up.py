@@ -12,8 +12,9 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 # Tokens of one step. Between vLLM's CUDA graphs, which end at 512, and its largest batch, which it profiles, kernels
-# for experts are chosen by such sizes, and compiled when they are first chosen: all open requests waited 2.7 s for it.
-_STEP_TOKENS = (16, 64, 256, 768, 1024, 1536, 2048, 3072, 4096)
+# for experts are chosen by such sizes, and compiled when they are first chosen, once for even and once for odd ones (a
+# product of them is then a multiple of 16 or not): all open requests wait up to 2.7 s for it.
+_STEP_TOKENS = (16, 64, 256, *(size + odd for size in (768, 1024, 1536, 2048, 3072, 4096) for odd in (0, 1)))
 _SHORT_TOKENS = 16
 _GREEDY = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
 _SAMPLED = SamplingParams(
