@@ -111,7 +111,7 @@ def test_overrides_win_over_platform_and_file(tmp_path: Path) -> None:
     assert values(configs["talker"])["cuda_graph"] == "none"
     assert values(configs["code2wav"])["visible_devices"] == "0;1;0;1"
     arguments = json.loads(values(configs["thinker"])["vllm_args"])
-    assert arguments == {"gpu_memory_utilization": 0.9, "max_num_batched_tokens": 4096}
+    assert arguments == {"gpu_memory_utilization": 0.85, "max_num_batched_tokens": 4096}
     assert values(configs["omni_bls"])["chunk_frames"] == "4,25"
     assert len(places(configs["omni_bls"])) == 3
 

@@ -65,6 +65,7 @@ def test_a_variant_is_the_profile_with_its_own_settings() -> None:
         ((0,),),
     ]
     assert known(["batch", "apart"], ["apart"]) == ["batch", "apart"]
+    assert settings("profile", "two-gpus", [], TWO) == of_profile("two-gpus", [], TWO)
     with pytest.raises(SystemExit):
         parser().parse_args(["--variant", "nothing"])
 

@@ -23,7 +23,7 @@ from triton_omni.serve.machine import Machine
 from triton_omni.serve.profile import default_name
 from triton_omni.sweep import long_form, outputs
 from triton_omni.sweep.budget import FULL_WAVES, Budget
-from triton_omni.sweep.rows import OTHER, ROWS, ModelSettings, known, of_profile, settings
+from triton_omni.sweep.rows import OTHER, PROFILE, ROWS, ModelSettings, known, of_profile, settings
 from triton_omni.sweep.stack import Stack
 
 logger = logging.getLogger(__name__)
@@ -32,9 +32,9 @@ MAX_LOAD_S = 1800.0  # of all models at the start; a cold thinker compiles for m
 MAX_ANSWER_S = 3600.0
 _LENGTHS = ("text_tokens", "audio_frames", "prompt_tokens")
 _DESCRIPTION = f"""\
-Measure the ablation: {", ".join(ROWS)}; each row adds one optimisation to those before it, and the last is the
-default. A call measures the points (row x level) that fit into its budget and appends them to the results; --resume
-goes on where an earlier call stopped. The thinker is loaded again only where its own settings change."""
+Measure the ablation: {", ".join(ROWS)}; each row adds one optimisation to those before it. {PROFILE} is
+the profile itself. A call measures the points (row x level) that fit into its budget and appends them to the results;
+--resume goes on where an earlier call stopped. The thinker is loaded again only where its own settings change."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,7 +49,12 @@ def parser() -> argparse.ArgumentParser:
     formatter = functools.partial(argparse.ArgumentDefaultsHelpFormatter, max_help_position=30, width=120)
     top = argparse.ArgumentParser(prog="sweep.sh", description=_DESCRIPTION, formatter_class=formatter)
     add = top.add_argument
-    add("--rows", type=_words, default=list(ROWS), help=f"some of {', '.join((OTHER, *ROWS))}; measured in this order")
+    add(
+        "--rows",
+        type=_words,
+        default=list(ROWS),
+        help=f"some of {', '.join((OTHER, *ROWS, PROFILE))}; measured in this order",
+    )
     add("--levels", type=_levels, default=[1, 16, 32, 64], help="requests at a time")
     add("--budget-s", type=float, help=f"for the whole call; none: {FULL_WAVES} requests in every place of each point")
     add("--resume", action="store_true", help="leave out the points that --results has for these GPUs")
@@ -161,7 +166,7 @@ class Sweep:
     def measure_long_form(self, directory: Path) -> None:
         """One row more for the results, of the default and at one request at a time. Raises OmniError."""
         given = [*self._given, *long_form.SETTINGS]
-        wanted = settings(ROWS[-1], self._profile, given, self._machine)
+        wanted = settings(PROFILE, self._profile, given, self._machine)
         with self._stack(directory) as stack:
             stack.apply(wanted, min(MAX_LOAD_S, self._budget.left_s()))
             model = self._checkpoint.resolve().name

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from triton_omni.bench.figures import DEFINITIONS
 from triton_omni.bench.report import Row, rounded
-from triton_omni.sweep.rows import OTHER, ROWS
+from triton_omni.sweep.rows import OTHER, PROFILE, ROWS
 
 LONG_FORM = "long_form"
 _HEAD = ("row", "c", "requests", "failed", "req/s", "audio s/s", "TTFT ms", "TTFP ms", "p99", "RTF", "E2E s", "stalls")
@@ -21,13 +21,14 @@ _LABELS = {
     "async_chunk": "+ async chunk",
     "async_output": "+ async output",
     "replicas": "+ replicas",
+    PROFILE: "the profile",
 }
 
 
 def latest(rows: Sequence[Row]) -> list[Row]:
     """Of rows for one point the last, in the order of the ablation."""
     points = {(row["gpus"], row["config"], row["concurrency"]): row for row in rows}
-    order = {name: place for place, name in enumerate((OTHER, *ROWS))}
+    order = {name: place for place, name in enumerate((OTHER, *ROWS, PROFILE))}
 
     def place(row: Row) -> tuple[str, int, int]:
         return row["gpus"], order.get(row["config"], len(order)), row["concurrency"]
@@ -58,8 +59,9 @@ def _page(rows: Sequence[Row], *, picture: bool) -> str:
     rows = [row for row in rows if row["config"] != LONG_FORM]
     parts = [
         "# The ablation\n",
-        "Each row switches one optimisation on, on top of the rows above it; the last one is the default. Every row is",
-        "measured by `scripts/bench.py`'s client: closed loop, one wave of warm-up at each concurrency `c`.\n",
+        "Each row with a plus switches one optimisation on, on top of those above it; a row without is a layout of its",
+        "own (*the profile*: what `serve.sh` takes). All are measured by the client of `scripts/bench.py`: closed loop,",
+        "one wave of warm-up at each concurrency `c`.\n",
     ]
     if picture:
         parts.append("![Throughput, real-time factor and time to first audio over concurrency](sweep.png)\n")
@@ -79,12 +81,8 @@ def _page(rows: Sequence[Row], *, picture: bool) -> str:
 def _table(rows: Sequence[Row]) -> list[str]:
     lines = ["| " + " | ".join(_HEAD) + " |", "| --- |" + " ---: |" * (len(_HEAD) - 1)]
     for row in rows:
-        cells = [
-            _LABELS.get(str(row["config"]), str(row["config"])),
-            str(row["concurrency"]),
-            str(row["completed"]),
-            str(row["failed"]),
-        ]
+        name = str(row["config"])
+        cells = [_LABELS.get(name, name), str(row["concurrency"]), str(row["completed"]), str(row["failed"])]
         cells += [_number(row, "req_s", 2), _number(row, "audio_s_per_s", 1)]
         cells += [_number(row, key, 0) for key in ("ttft_ms", "ttfp_ms", "ttfp_p99_ms")]
         cells += [_number(row, "rtf", 3), _number(row, "e2e_ms", 2, 1e-3), str(row["underruns"])]

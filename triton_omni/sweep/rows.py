@@ -21,6 +21,7 @@ _OFF: Mapping[str, tuple[str, ...]] = {
 }
 NO_BATCH = "no_batch"
 ROWS = (NO_BATCH, *_OFF)
+PROFILE = "profile"  # what serve.sh makes of it, with nothing switched off or placed elsewhere
 OTHER = "vllm_omni"  # not ours: a server that runs already, by the same client
 
 
@@ -34,7 +35,7 @@ class ModelSettings:
 
 def known(names: Sequence[str], variants: Sequence[str] = ()) -> list[str]:
     """``names`` as given, each once. Raises ConfigError for one that is no row and none of ``variants``."""
-    every = (OTHER, *ROWS, *variants)
+    every = (OTHER, *ROWS, PROFILE, *variants)
     for name in names:
         if name not in every:
             raise ConfigError(unknown_key_message(name, every), field="--rows")
@@ -67,6 +68,8 @@ def _replicas(devices: int) -> list[str]:
 
 def settings(row: str, profile: str, given: Sequence[str], machine: Machine) -> dict[str, ModelSettings]:
     """Model -> its settings; ``given`` overrides win. Raises ConfigError."""
+    if row == PROFILE:
+        return of_profile(profile, given, machine)
     found = of_profile(profile, [*overrides(row, machine), *given], machine)
     batch = {"code2wav": 1} if row == NO_BATCH else {}
     return {model: dataclasses.replace(each, max_batch=batch.get(model)) for model, each in found.items()}
