@@ -60,7 +60,7 @@ def _page(rows: Sequence[Row], *, picture: bool) -> str:
     parts = [
         "# The ablation\n",
         "Each row with a plus switches one optimisation on, on top of those above it; a row without is a layout of its",
-        "own (*the profile*: what `serve.sh` takes). All are measured by the client of `scripts/bench.py`: closed loop,",
+        "own (*the profile*: what `serve.sh` takes). Measured by the client of `scripts/bench.py`: closed loop,",
         "one wave of warm-up at each concurrency `c`.\n",
     ]
     if picture:
