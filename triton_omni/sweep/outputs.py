@@ -26,12 +26,13 @@ _LABELS = {
 
 
 def latest(rows: Sequence[Row]) -> list[Row]:
-    """Of rows for one point the last, in the order of the ablation."""
+    """Of rows for one point the last, in the order of the ablation; rows of one's own follow."""
     points = {(row["gpus"], row["config"], row["concurrency"]): row for row in rows}
-    order = {name: place for place, name in enumerate((OTHER, *ROWS, PROFILE))}
+    names = dict.fromkeys((OTHER, *ROWS, PROFILE, *(row["config"] for row in rows)))
+    order = {name: place for place, name in enumerate(names)}
 
     def place(row: Row) -> tuple[str, int, int]:
-        return row["gpus"], order.get(row["config"], len(order)), row["concurrency"]
+        return row["gpus"], order[row["config"]], row["concurrency"]
 
     return sorted(points.values(), key=place)
 
