@@ -54,7 +54,6 @@ def measure_one(args: argparse.Namespace) -> None:
             concurrency=args.concurrency,
             workload=Workload.of(args.tokens, args.rounds),
             log=args.log,
-            profile=args.profile and args.profile.with_suffix(f".{args.system}{args.profile.suffix}"),
         )
         warm_up = iter([True])
 
@@ -143,7 +142,6 @@ def main() -> int:
     parser.add_argument("--vllm-args", default="{}", help='JSON, for both systems: {"stream_interval": 4}')
     parser.add_argument("--parallel", action="store_true", help="both at once, Triton on the first of two GPUs")
     parser.add_argument("--limit-s", type=float, default=3600, help="all in all; one after the other, half for each")
-    parser.add_argument("--profile", type=Path, help="text: where the CPU time of the process with AsyncLLM goes")
     parser.add_argument("--log", type=Path, default=None, help="tritonserver's log")
     parser.add_argument("--out", type=Path, help="JSON file of rows, written anew")
     parser.add_argument("--system", choices=tuple(SYSTEMS), help=argparse.SUPPRESS)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +16,6 @@ import pytest
 
 from triton_omni.errors import ConfigError
 from triton_omni.model_config import ModelConfig
-from triton_omni.thinker.measure.cpu_profile import CpuProfile
 from triton_omni.thinker.measure.figures import CpuTime, Processes, Run, Timing, Workload, process_s
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,28 +73,6 @@ def test_tokens_that_are_no_range_are_refused(tokens: str) -> None:
     with pytest.raises(ConfigError) as raised:
         Workload.of(tokens, 1)
     assert raised.value.field == "tokens"
-
-
-def test_a_profile_tells_threads_and_functions() -> None:
-    profile = CpuProfile()
-    profile.start()
-    ended = threading.Event()
-    threading.Thread(target=ended.wait, name="idle").start()
-    worker = threading.Thread(target=busy, args=(0.3,), name="worker-3")
-    worker.start()
-    worker.join()
-    ended.set()
-    told = profile.report(requests=2)
-    assert "ms per request" in told
-    threads = told.partition("own time")[0]
-    assert " worker" in threads and "idle" not in threads
-    assert re.search(r"test_bench\.py:\d+ busy  \[worker\]", told)
-
-
-def busy(cpu_s: float) -> None:
-    until_s = time.thread_time() + cpu_s
-    while time.thread_time() < until_s:
-        pass
 
 
 ROW = {"system": "bare", "concurrency": 1, "tokens_per_s": 8.0}

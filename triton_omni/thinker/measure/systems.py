@@ -18,24 +18,6 @@ from triton_omni.thinker.measure.figures import Processes, Report, Run, Timing, 
 
 ROOT = Path(__file__).resolve().parents[3]
 READY_S = 1800
-# In place of the thinker's model.py: the same with a profile from its load to its end.
-_PROFILED = """
-import sys
-from pathlib import Path
-sys.path.insert(0, {root!r})
-exec(compile(Path({model!r}).read_text(), {model!r}, "exec"))
-from triton_omni.thinker.measure.cpu_profile import CpuProfile
-
-class TritonPythonModel(TritonPythonModel):
-    def initialize(self, args):
-        super().initialize(args)
-        self._profile = CpuProfile()
-        self._profile.start()
-
-    def finalize(self):
-        self._profile.stop(Path({profile!r}), {requests})
-        super().finalize()
-"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,15 +32,11 @@ class Setting:
     concurrency: list[int]
     workload: Workload
     log: Path | None = None
-    profile: Path | None = None
 
     def turns(self) -> Iterator[tuple[int, Workload]]:
         """(concurrency, workload) in order, the one that warms up first."""
         yield max(self.concurrency), self.workload.warm_up
         yield from ((concurrency, self.workload) for concurrency in self.concurrency)
-
-    def requests(self) -> int:
-        return sum(workload.requests(concurrency) for concurrency, workload in self.turns())
 
 
 def run_triton(setting: Setting, report: Report) -> None:
@@ -103,11 +81,6 @@ def _repository(setting: Setting, target: Path) -> Path:
     engine |= {"vllm_args": setting.vllm_args, "weights": "random" if setting.random_weights else "checkpoint"}
     null = {"engine": "null"}
     render(ROOT / "model_repository", target, {"thinker": engine, "talker": null, "code2wav": null}, {})
-    if setting.profile is not None:
-        model = target / "thinker" / "1" / "model.py"
-        original, names = model.resolve(), {"root": str(ROOT), "profile": str(setting.profile.resolve())}
-        model.unlink()
-        model.write_text(_PROFILED.format(model=str(original), requests=setting.requests(), **names))
     return target
 
 
@@ -142,24 +115,17 @@ def run_bare(setting: Setting, report: Report) -> None:
     from transformers import AutoProcessor
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from triton_omni.thinker.measure.cpu_profile import CpuProfile
-
     processor = AutoProcessor.from_pretrained(setting.checkpoint)
 
     async def measure() -> None:
         engine = AsyncLLM.from_engine_args(_engine_args(setting))
         processes = Processes.of(os.getpid())
-        profile = CpuProfile() if setting.profile is not None else None
-        if profile is not None:
-            profile.start()
         for turn, (concurrency, workload) in enumerate(setting.turns()):
             ask = _asker(engine, processor, workload, f"turn-{turn}")
             start_s, before = time.perf_counter(), processes.cpu_time()
             timings = await _all(ask, workload.requests(concurrency), concurrency)
             wall_s = time.perf_counter() - start_s
             report(Run(concurrency, wall_s, processes.cpu_time().since(before), timings))
-        if profile is not None and setting.profile is not None:
-            profile.stop(setting.profile, setting.requests())
         engine.shutdown()
 
     asyncio.run(measure())
