@@ -16,7 +16,10 @@ import pytest
 
 from triton_omni.errors import ConfigError
 from triton_omni.model_config import ModelConfig
+from triton_omni.thinker.config import ThinkerConfig
 from triton_omni.thinker.measure.figures import CpuTime, Processes, Run, Timing, Workload, process_s
+from triton_omni.thinker.measure.systems import Setting, bare_engine_args
+from triton_omni.thinker.mrope import MRope
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -105,3 +108,22 @@ def test_a_shape_takes_all_but_tensors_and_config_from_the_checkpoint(
     assert not list(shaped.glob("*safetensors*"))
     assert (shaped / "vocab.json").read_bytes() == (checkpoint / "vocab.json").read_bytes()
     assert ModelConfig.load(shaped).thinker["text_config"]["num_hidden_layers"] == 48
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
+def test_both_systems_take_the_true_shape(bench: ModuleType, checkpoint: Path, tmp_path: Path) -> None:
+    """As far as vLLM's own configuration, which needs no weights."""
+    pytest.importorskip("vllm", exc_type=ImportError)
+    from vllm.usage.usage_lib import UsageContext
+
+    from triton_omni.thinker.vllm_args import engine_args
+    from triton_omni.thinker.vllm_plugin import register
+
+    register()
+    shaped = bench.checkpoint_of_shape(checkpoint, ROOT / "scripts" / "shapes" / "qwen3_omni_30b_a3b.json", tmp_path)
+    setting = Setting(shaped, True, "auto", 64, "{}", [1], Workload.of("40", 1))
+    model = ModelConfig.load(shaped)
+    assert MRope.of(model.thinker).spatial_merge_size == 2
+    for args in (engine_args(model, ThinkerConfig(weights="random"), "socket"), bare_engine_args(setting)):
+        assert args.create_engine_config(UsageContext.ENGINE_CONTEXT).model_config.max_model_len == 65536

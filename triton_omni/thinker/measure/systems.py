@@ -118,7 +118,7 @@ def run_bare(setting: Setting, report: Report) -> None:
     processor = AutoProcessor.from_pretrained(setting.checkpoint)
 
     async def measure() -> None:
-        engine = AsyncLLM.from_engine_args(_engine_args(setting))
+        engine = AsyncLLM.frombare_engine_args(bare_engine_args(setting))
         processes = Processes.of(os.getpid())
         for turn, (concurrency, workload) in enumerate(setting.turns()):
             ask = _asker(engine, processor, workload, f"turn-{turn}")
@@ -131,7 +131,7 @@ def run_bare(setting: Setting, report: Report) -> None:
     asyncio.run(measure())
 
 
-def _engine_args(setting: Setting) -> Any:
+def bare_engine_args(setting: Setting) -> Any:
     """As ``vllm_args.engine_args`` has them, less what makes vLLM's thinker ours."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
