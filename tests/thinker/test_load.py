@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.thinker.support import Media, request
-from triton_omni.errors import CheckpointError
+from triton_omni.errors import CheckpointError, ConfigError
 from triton_omni.model_config import ModelConfig
 from triton_omni.thinker.config import ThinkerConfig
 from triton_omni.thinker.factory import load_thinker
 from triton_omni.thinker.prompt import PromptBuilder
-from triton_omni.thinker.transformers_model import TransformersModel
+from triton_omni.thinker.transformers_model import TransformersModel, modeling_qwen3_omni_moe
 
 
 @pytest.fixture
@@ -32,6 +32,15 @@ def tensors(copy: Path) -> tuple[Path, dict[str, torch.Tensor]]:
         if "thinker.lm_head.weight" in held:
             return file, held
     raise AssertionError("no thinker.lm_head.weight")
+
+
+def test_an_older_transformers_is_named_before_it_stumbles_over_tensors(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(modeling_qwen3_omni_moe, "Qwen3OmniMoeThinkerModel")
+    with pytest.raises(ConfigError, match=r"from 5\.21 on, this is \d") as raised:
+        load_thinker(ModelConfig.load(checkpoint), ThinkerConfig(engine="transformers", device="cpu"))
+    assert raised.value.field == "engine"
 
 
 @pytest.mark.parametrize("fault", ["missing", "missing expert", "extra", "shape"])

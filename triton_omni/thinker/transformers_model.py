@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import transformers
 from transformers import DynamicCache, Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerForConditionalGeneration
+from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe
 
 from triton_omni.checkpoint import Checkpoint
 from triton_omni.errors import CheckpointError, ConfigError
@@ -45,11 +46,6 @@ class TransformersModel:
     def __init__(self, model_config: ModelConfig, config: ThinkerConfig) -> None:
         self.device = _device(config.device)
         self._model = _load(model_config, config).to(self.device)
-        if not hasattr(self._model.model, "language_model"):
-            raise ConfigError(
-                f"transformers is wanted in {_TRANSFORMERS} or newer, this is {transformers.__version__}; vllm runs",
-                field="engine",
-            )
         self._text = self._model.model.language_model
         thinker = self._model.config
         self._media_ids = torch.tensor([thinker.audio_token_id, thinker.image_token_id, thinker.video_token_id])
@@ -164,6 +160,12 @@ def _device(name: str) -> torch.device:
 
 
 def _load(model_config: ModelConfig, config: ThinkerConfig) -> Any:
+    if not hasattr(modeling_qwen3_omni_moe, "Qwen3OmniMoeThinkerModel"):
+        raise ConfigError(
+            f"transformers takes the package of that name from {_TRANSFORMERS} on, this is {transformers.__version__}; "
+            "vllm takes older ones",
+            field="engine",
+        )
     dtype = config.dtype
     if dtype == "auto":
         dtype = model_config.raw.get("dtype") or model_config.raw.get("torch_dtype") or "auto"
