@@ -115,9 +115,8 @@ class PromptBuilder:
 
     def encode(self, prompt: RenderedPrompt) -> EncodedPrompt:
         """Raises InvalidRequestError when the processor refuses a medium (an image far too narrow, say)."""
-        if not (
-            prompt.audio or prompt.images or prompt.videos
-        ):  # all that the processor would do, in a fifth of the time
+        if not (prompt.audio or prompt.images or prompt.videos):
+            # All that the processor does with it, in a fifth of the time.
             return EncodedPrompt(np.array(self._own_processor().tokenizer(prompt.text).input_ids, np.int32), {}, False)
         audio_in_video = prompt.audio_of_video is not None
         media_inputs: dict[str, Any] = {}

@@ -16,31 +16,36 @@ from vllm.v1.engine.async_llm import AsyncLLM
 # product of them is then a multiple of 16 or not): all open requests wait up to 2.7 s for it.
 _STEP_TOKENS = (16, 64, 256, *(size + odd for size in (768, 1024, 1536, 2048, 3072, 4096) for odd in (0, 1)))
 _SHORT_TOKENS = 16
-_GREEDY = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
+_ANSWER_TOKENS = 2
+_GREEDY = SamplingParams(
+    temperature=0, max_tokens=_ANSWER_TOKENS, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY
+)
 _SAMPLED = SamplingParams(
     temperature=0.9,
     top_k=20,
     top_p=0.9,
     repetition_penalty=1.1,
-    max_tokens=2,
+    max_tokens=_ANSWER_TOKENS,
     ignore_eos=True,
     output_kind=RequestOutputKind.FINAL_ONLY,
 )
 
 
 async def warm_up(llm: AsyncLLM, special_ids: Collection[int]) -> None:
-    """A prompt of each of _STEP_TOKENS (the first alone on CPU, where nothing is compiled), then as many short ones as
-    run at once, sampled. Leaves nothing in the prefix cache.
+    """A prompt of each of _STEP_TOKENS, then as many short ones as run at once, sampled. On CPU, where nothing is
+    compiled, one short prompt of each kind. Leaves nothing in the prefix cache.
     """
     config = llm.vllm_config
-    longest = min(config.model_config.max_model_len - 2, config.scheduler_config.max_num_batched_tokens)
-    sizes = _STEP_TOKENS[:1] if current_platform.device_type == "cpu" else _STEP_TOKENS
+    longest = min(config.model_config.max_model_len - _ANSWER_TOKENS, config.scheduler_config.max_num_batched_tokens)
+    short, places = min(_SHORT_TOKENS, longest), config.scheduler_config.max_num_seqs
+    sizes = [size for size in _STEP_TOKENS if size <= longest]
+    if current_platform.device_type == "cpu":
+        sizes, places = [short], 1
     plain = itertools.cycle(i for i in range(config.model_config.get_vocab_size()) if i not in special_ids)
     for size in sizes:
-        if size <= longest:
-            await _answer(llm, list(itertools.islice(plain, size)), _GREEDY)
-    short = [list(itertools.islice(plain, _SHORT_TOKENS)) for _ in range(config.scheduler_config.max_num_seqs)]
-    await asyncio.gather(*(_answer(llm, ids, _SAMPLED) for ids in short[: None if len(sizes) > 1 else 1]))
+        await _answer(llm, list(itertools.islice(plain, size)), _GREEDY)
+    prompts = [list(itertools.islice(plain, short)) for _ in range(places)]
+    await asyncio.gather(*(_answer(llm, prompt, _SAMPLED) for prompt in prompts))
     await llm.reset_prefix_cache()
 
 
