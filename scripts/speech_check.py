@@ -56,14 +56,23 @@ def check(speaker: openai.OpenAI, judge: openai.OpenAI, options: argparse.Namesp
     """A row per sentence: ``said``, ``heard``, ``wer``."""
     voices = {"model": model_of(speaker, options.model), "voice": options.voice, "response_format": "wav"}
     judge_model = model_of(judge, options.judge_model or (None if options.judge_url else options.model))
-    sentences = options.sentences.read_text(encoding="utf-8").splitlines() if options.sentences else SENTENCES
     rows = []
-    for said in filter(None, map(str.strip, sentences)):
+    for said in options.sentences:
         sound = speaker.audio.speech.create(input=said, **voices).read()
         heard = judge.audio.transcriptions.create(file=("speech.wav", io.BytesIO(sound)), model=judge_model).text
         rows.append({"said": said, "heard": heard, "wer": round(word_error_rate([said], [heard]), 4)})
         print(f"{rows[-1]['wer']:6.3f}  {said}\n        {heard}", flush=True)
     return rows
+
+
+def lines(path: str) -> list[str]:
+    try:
+        found = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"must be a text file: {error}") from None
+    if not found:
+        raise argparse.ArgumentTypeError(f"must hold a sentence, {path} is empty")
+    return found
 
 
 def arguments() -> argparse.Namespace:
@@ -73,7 +82,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--voice", default="ethan")
     parser.add_argument("--judge-url", help="a server with /v1/audio/transcriptions; none: the same one")
     parser.add_argument("--judge-model", help="none: the first that it lists")
-    parser.add_argument("--sentences", type=Path, help="text file, one a line; none: eight of ours")
+    parser.add_argument("--sentences", type=lines, default=SENTENCES, help="text file, one a line; none: eight of ours")
     parser.add_argument("--max-wer", type=float, default=0.05, help="the most that is no failure (default 0.05)")
     parser.add_argument("--timeout-s", type=float, default=120.0, help="for each request")
     parser.add_argument("--out", type=Path, help="JSON file of the rows and the rate")

@@ -92,6 +92,16 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     assert "speech_check.py: Connection error" in said
 
 
+@pytest.mark.parametrize(("text", "said"), [("\n", "must hold a sentence"), (None, "must be a text file")])
+def test_sentences_that_are_none(tmp_path: Path, text: str | None, said: str) -> None:
+    path = tmp_path / "none.txt"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    code, told = run("http://127.0.0.1:9", tmp_path, "--sentences", str(path))
+    assert code == 2
+    assert f"argument --sentences: {said}" in told
+
+
 @pytest.mark.slow
 def test_the_demo_speaks_and_hears_but_makes_no_sense(demo_frontend: FrontendProcess, tmp_path: Path) -> None:
     code, said = run(demo_frontend.url, tmp_path, "--max-wer", "0.05", "--out", str(tmp_path / "out.json"))

@@ -66,8 +66,9 @@ def test_a_variant_is_the_profile_with_its_own_settings() -> None:
     ]
     assert known(["batch", "apart"], ["apart"]) == ["batch", "apart"]
     assert settings("profile", "two-gpus", [], TWO) == of_profile("two-gpus", [], TWO)
-    with pytest.raises(SystemExit):
-        parser().parse_args(["--variant", "nothing"])
+    for refused in ("nothing", ":talker.max_sessions=8", "replicas:talker.max_sessions=8"):
+        with pytest.raises(SystemExit):
+            parser().parse_args(["--variant", refused])
 
 
 def test_rows_are_known_and_keep_their_order() -> None:

@@ -99,6 +99,8 @@ def _variant(text: str) -> tuple[str, list[str]]:
     name, colon, settings = text.partition(":")
     if not (name and colon):
         raise argparse.ArgumentTypeError(f"must be NAME:STAGE.KEY=VALUE,..., got {text!r}")
+    if name in (OTHER, *ROWS, PROFILE):
+        raise argparse.ArgumentTypeError(f"must have a name that is no row's, got {name!r}")
     return name, [word for word in re.split(r",(?=\w+\.)", settings) if word]
 
 
