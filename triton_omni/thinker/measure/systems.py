@@ -118,7 +118,7 @@ def run_bare(setting: Setting, report: Report) -> None:
     processor = AutoProcessor.from_pretrained(setting.checkpoint)
 
     async def measure() -> None:
-        engine = AsyncLLM.frombare_engine_args(bare_engine_args(setting))
+        engine = AsyncLLM.from_engine_args(bare_engine_args(setting))
         processes = Processes.of(os.getpid())
         for turn, (concurrency, workload) in enumerate(setting.turns()):
             ask = _asker(engine, processor, workload, f"turn-{turn}")
