@@ -21,7 +21,7 @@ import triton_python_backend_utils as pb_utils
 
 from triton_omni.errors import OmniError, StageError
 from triton_omni.triton.late_errors import late_error_tensors
-from triton_omni.triton.wakeups import PARAMETER, Record, WakeupWriter
+from triton_omni.triton.wakeups import PARAMETER, Record, WakeupWriter, is_target
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +146,8 @@ class Responder:
         """A stream for ``request``. ``on_cancel`` is called once, from the responder's thread, when the caller has left
         or a response could not be sent; it must not block. After it the stream must still be ended.
         """
-        wakeup = json.loads(request.parameters() or "{}").get(PARAMETER)
+        parameter = json.loads(request.parameters() or "{}").get(PARAMETER)
+        wakeup = parameter if is_target(parameter) else None  # any client may send it
         stream = ResponseStream(self, request.get_response_sender(), encode, is_last, on_cancel, wakeup)
         self._requests += 1  # requests are opened by the one thread that runs execute()
         self._opened.put(stream)
@@ -201,21 +202,27 @@ class Responder:
         now = time.monotonic()
         while polls and polls[0].poll_at <= now:
             stream = polls.popleft()
-            interval_s, is_cancelled = self._poll_s, False
+            interval_s = self._poll_s
             with self._owner:
                 if stream.ended:
                     continue
                 if stream.wakeup is not None:
-                    # omni_bls takes its requests back in-band; Triton tells a child nothing of its caller's end.
-                    self._wake(stream, Record.ALIVE)
+                    # omni_bls takes its requests back in-band, and Triton tells a child nothing of its caller's end.
+                    has_left = not self._wake(stream, Record.ALIVE)
                 else:
-                    is_cancelled = self._is_cancelled(stream)
+                    has_left = self._is_cancelled(stream)
                     interval_s = max(interval_s, len(polls) / MAX_POLLS_PER_S)
-            if is_cancelled:
-                stream.on_cancel()
+            if has_left:
+                self._take_back(stream)
                 continue
             stream.poll_at = now + interval_s
             polls.append(stream)
+
+    def _take_back(self, stream: ResponseStream[Any]) -> None:
+        try:
+            stream.on_cancel()
+        except Exception:
+            logger.exception("a request could not be taken back")
 
     def _is_cancelled(self, stream: ResponseStream[Any]) -> bool:
         """The question lies in memory that belongs to the sender, and the server may still be at it when the answer is
@@ -225,7 +232,11 @@ class Responder:
         self._asked.append((now, stream.sender))
         while now - self._asked[0][0] >= SENDER_LIFE_S:
             self._asked.popleft()
-        return bool(stream.sender.is_cancelled())
+        try:
+            return bool(stream.sender.is_cancelled())
+        except Exception:
+            logger.exception("a request could not be asked whether its caller has left")
+            return False
 
     def _flush(self, stream: ResponseStream[Any]) -> None:
         events, error, final = stream.take()
@@ -243,10 +254,14 @@ class Responder:
             self._ready.put(partial(self._end_failed, stream, StageError("response", str(failure))))
 
     def _end_failed(self, stream: ResponseStream[Any], error: OmniError) -> None:
-        stream.on_cancel()
+        self._take_back(stream)
         with self._owner:
-            if not stream.ended:
+            if stream.ended:
+                return
+            try:
                 self._send(stream, [_error_response(stream, error, late=stream.begun)], final=True)
+            except Exception:
+                logger.exception("a request could not be ended")
 
     def _send(self, stream: ResponseStream[Any], responses: Sequence[Any], final: bool) -> None:
         for response in responses[:-1] if final else responses:
@@ -260,9 +275,9 @@ class Responder:
             stream.sender.send(*responses[-1:], flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
             self._wake(stream, Record.LAST_RESPONSE)
 
-    def _wake(self, stream: ResponseStream[Any], record: Record) -> None:
-        if stream.wakeup is not None:
-            self._wakeups.write(stream.wakeup, record)
+    def _wake(self, stream: ResponseStream[Any], record: Record) -> bool:
+        """False when the omni_bls that waits for ``stream`` is gone."""
+        return stream.wakeup is None or self._wakeups.write(stream.wakeup, record)
 
 
 def _error_response(stream: ResponseStream[Any], error: OmniError, *, late: bool) -> Any:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import logging
 import os
 import re
@@ -36,11 +37,11 @@ logger = logging.getLogger(__name__)
 PARAMETER = "omni_wakeup"
 """The request parameter that asks a child for records: the pipe's number, ``:``, the stream's key."""
 SILENCE_S = 30.0
-_RECORD = struct.Struct(
-    "<16sBI"
-)  # stream, kind, the writer's process id; far below PIPE_BUF: writes of several processes do not mix
+# Stream, kind, the writer's process id; far below PIPE_BUF: writes of several processes do not mix.
+_RECORD = struct.Struct("<16sBI")
 _READ_BYTES = 1 << 16
-_TARGET = re.compile(r"(?P<pipe>[0-9a-f]{32}):(?P<key>[0-9a-f]{32})")
+_TARGET = re.compile(r"[0-9a-f]{32}:[0-9a-f]{32}")  # the pipe's number, the stream's key
+_NO_READER = (errno.ENOENT, errno.ENXIO, errno.EPIPE)  # no pipe, or one that nobody has open, or has any more
 
 
 class Record(enum.IntEnum):
@@ -196,20 +197,24 @@ class WakeupWriter:
         self._pipes: dict[str, int] = {}
         self._pid = os.getpid()
 
-    def write(self, target: str, record: Record) -> None:
-        """``target``: the request's parameter. A caller that is gone is nobody to tell."""
-        match = _TARGET.fullmatch(target)  # any client may send the parameter
-        if match is None:
-            return
-        number = match["pipe"]
+    def write(self, target: str, record: Record) -> bool:
+        """``target``: the request's parameter, which ``is_target``. False when the caller is gone."""
+        number, _, key = target.partition(":")
         try:
             if number not in self._pipes:
                 self._pipes[number] = _open_to_write(_path(number))
-            os.write(self._pipes[number], _RECORD.pack(bytes.fromhex(match["key"]), record, self._pid))
+            os.write(self._pipes[number], _RECORD.pack(bytes.fromhex(key), record, self._pid))
         except OSError as error:
             logger.warning("no wakeup for %s: %s", target, error)
             if number in self._pipes:
                 os.close(self._pipes.pop(number))
+            return error.errno not in _NO_READER
+        return True
+
+
+def is_target(parameter: object) -> bool:
+    """Whether a request's parameter is one of omni_bls's."""
+    return isinstance(parameter, str) and _TARGET.fullmatch(parameter) is not None
 
 
 def broadcast(key: bytes, record: Record) -> None:
