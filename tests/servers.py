@@ -51,10 +51,10 @@ def null_server(make_server: MakeServer) -> Iterator[TritonServer]:
 
 @pytest.fixture(scope="session")
 def tight_server(make_server: MakeServer) -> Iterator[TritonServer]:
-    """Slow null engines with few places: two speak, four run, two wait; text ends after 0.2 s, speech after 4."""
+    """Slow null engines with few places: two speak, four run, two wait; text ends after 0.2 s, speech after 40."""
     few = {
         "thinker": {"null_answer_tokens": "20", "null_token_ms": "10"},
-        "talker": {"max_sessions": "2", "null_frame_ms": "40", "null_frames_per_token": "5"},
+        "talker": {"max_sessions": "2", "null_frame_ms": "40", "null_frames_per_token": "50"},
         "omni_bls": {"max_requests": "4", "max_waiting": "2"},
     }
     yield from _serve(make_server(few, {"omni_bls": 1}, null=True))
