@@ -72,7 +72,7 @@ def test_a_session_in_chunks(engine, codes, expected, shape):
     pieces = []
     for i, piece in enumerate(cut(codes, [4, 8, 16])):
         [pcm] = decode(engine, CodesChunk("a", piece, start=i == 0, end=False))
-        assert engine.stats() == {"running": 1, "slots_free": MAX_SESSIONS - 1, "sessions_expired": 0}
+        assert engine.stats() == {"running": 1, "slots_free": MAX_SESSIONS - 1, "expired": 0}
         pieces.append(pcm)
     assert len(pieces[0]) == shape.final_samples(4)
     [rest] = decode(engine, CodesChunk("a", codes[:0], end=True))
@@ -191,7 +191,7 @@ def test_idle_sessions_expire(engine, clock, codes, expected):
     [first] = decode(engine, CodesChunk("0", codes[:0]))
     assert len(first) == 0
     clock.now_s = 70
-    assert engine.stats() == {"running": 1, "slots_free": MAX_SESSIONS - 1, "sessions_expired": MAX_SESSIONS - 1}
+    assert engine.stats() == {"running": 1, "slots_free": MAX_SESSIONS - 1, "expired": MAX_SESSIONS - 1}
     lost, pcm = decode(engine, CodesChunk("1", codes[10:]), CodesChunk("new", codes, start=True, end=True))
     assert isinstance(lost, NotFoundError)
     assert "60 s" in lost.message

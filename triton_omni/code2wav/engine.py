@@ -86,13 +86,15 @@ class StreamingEngine:
         return np.concatenate(waves)
 
     def stats(self) -> dict[str, int]:
-        """running: live sessions; slots_free; sessions_expired: dropped for want of chunks since the start."""
+        """Gauges ``running`` (live sessions) and ``slots_free``; counter ``expired``: sessions that were dropped for want
+        of chunks.
+        """
         with self._lock:
             self._expire()
             return {
                 "running": len(self._sessions),
                 "slots_free": len(self._free),
-                "sessions_expired": self._expired,
+                "expired": self._expired,
             }
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from triton_omni.triton.parameters import Instance
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 0.25
-OUTCOMES = ("finished", "failed", "cancelled")
+OUTCOMES = ("finished", "failed", "cancelled", "expired")
 MESSAGES = ("request", "response")
 """These and the outcomes only grow."""
 
