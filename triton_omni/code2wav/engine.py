@@ -86,8 +86,8 @@ class StreamingEngine:
         return np.concatenate(waves)
 
     def stats(self) -> dict[str, int]:
-        """Gauges ``running`` (live sessions) and ``slots_free``; counter ``expired``: sessions that were dropped for want
-        of chunks.
+        """Gauges ``running`` (live sessions) and ``slots_free``; counter ``expired``: sessions dropped for want of
+        chunks.
         """
         with self._lock:
             self._expire()
