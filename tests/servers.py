@@ -75,7 +75,7 @@ def demo_server(make_server: MakeServer, request: pytest.FixtureRequest) -> Iter
 def eventually() -> Callable[..., None]:
     """Ask until the answer is empty (or 0); metrics are what a client can watch, and they have no events."""
 
-    def wait(ask: Callable[[], Any], within_s: float) -> None:
+    def wait(ask: Callable[[], Any], within_s: float = 60.0) -> None:
         deadline_s = time.monotonic() + within_s
         while left := ask():
             assert time.monotonic() < deadline_s, f"after {within_s:g} s: {left}"

@@ -23,14 +23,15 @@ from triton_omni.pipeline.null import (
 )
 from triton_omni.pipeline.pipeline import OmniPipeline, PipelineConfig
 from triton_omni.pipeline.request import RequestParser
-from triton_omni.pipeline.stages import TalkerStage
+from triton_omni.pipeline.stages import TalkerStage, ThinkerStage
 
 MODEL = ModelConfig(
     path=Path("checkpoint"),
     raw={"enable_audio_output": True, "talker_config": {"speaker_id": {"Chelsie": 1, "Ethan": 2}}},
     generation={"talker_max_new_tokens": 4096, "thinker_max_new_tokens": 1024},
 )
-LIMIT_S = 5.0  # for what takes milliseconds unless it hangs
+LIMIT_S = 60.0  # for what takes milliseconds unless it hangs
+ENDLESS = {"thinker": {"max_tokens": 10**6}, "talker": {"min_frames": 10**6, "max_frames": 10**6}}
 HELLO = [{"role": "user", "content": "Hello"}]
 IMAGE = [{"role": "user", "content": [{"type": "image", "media": 0}, {"type": "text", "text": "What is it?"}]}]
 
@@ -49,12 +50,12 @@ class Caller:
             self.times_s.append(time.monotonic())
             self._changed.notify_all()
 
-    def wait_for(self, met: Callable[[Caller], bool], timeout_s: float = 10.0) -> Caller:
+    def wait_for(self, met: Callable[[Caller], bool], timeout_s: float = LIMIT_S) -> Caller:
         with self._changed:
             assert self._changed.wait_for(lambda: met(self), timeout_s), self.events[-3:]
         return self
 
-    def wait(self, timeout_s: float = 30.0) -> Caller:
+    def wait(self, timeout_s: float = LIMIT_S) -> Caller:
         return self.wait_for(lambda c: c.is_over, timeout_s)
 
     @property
@@ -116,6 +117,19 @@ class Counted:
         return [call for call in self.calls if call[0] == name]
 
 
+class Hold:
+    """For ``Counted.before``: calls of that name wait until ``go_on``."""
+
+    def __init__(self, call: str) -> None:
+        self._call = call
+        self.entered, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, call: str) -> None:
+        if call == self._call:
+            self.entered.set()
+            assert self.go_on.wait(2 * LIMIT_S)
+
+
 class House:
     """Null engines, counted stages and the pipeline over them."""
 
@@ -124,6 +138,7 @@ class House:
         thinker: NullThinkerConfig | None = None,
         talker: NullTalkerConfig | None = None,
         pipeline: PipelineConfig | None = None,
+        thinker_stage: ThinkerStage | None = None,
         talker_stage: TalkerStage | None = None,
     ) -> None:
         self.engines = (
@@ -131,7 +146,7 @@ class House:
             NullTalker(talker or NullTalkerConfig(frame_ms=0.2)),
             NullCode2Wav(),
         )
-        self.thinker = Counted(LocalThinker(self.engines[0]))
+        self.thinker = Counted(thinker_stage or LocalThinker(self.engines[0]))
         self.talker = Counted(talker_stage or LocalTalker(self.engines[1]))
         self.code2wav = Counted(LocalCode2Wav(self.engines[2]))
         self.pipeline = OmniPipeline(self.thinker, self.talker, self.code2wav, pipeline)
@@ -148,11 +163,11 @@ class House:
         names = ("running", "waiting", "unfetched_rows")
         return not any(gauge.get(name) for gauge in gauges for name in names)
 
-    def wait_empty(self, timeout_s: float) -> None:
+    def wait_empty(self, timeout_s: float = LIMIT_S) -> None:
         """Everything is back: no request, session, slot or row is left anywhere."""
         self.wait_until(self.is_empty, timeout_s)
 
-    def wait_until(self, met: Callable[[], bool], timeout_s: float) -> None:
+    def wait_until(self, met: Callable[[], bool], timeout_s: float = LIMIT_S) -> None:
         limit_s = time.monotonic() + timeout_s
         while not met():
             assert time.monotonic() < limit_s, [self.pipeline.stats(), *(engine.stats() for engine in self.engines)]

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.pipeline.support import LIMIT_S, Caller, House, is_terminal
+from tests.pipeline.support import ENDLESS, LIMIT_S, Caller, Hold, House, is_terminal
 from triton_omni.errors import CapacityError, RequestCancelledError, RequestTimeoutError
 from triton_omni.pipeline.events import CancelToken
 from triton_omni.pipeline.null import NullTalkerConfig, NullThinkerConfig
 from triton_omni.pipeline.pipeline import PipelineConfig
 
 Make = Callable[..., House]
-SLOW_THINKER = NullThinkerConfig(token_ms=5, prefill_ms=1, answer_tokens=400)
+SLOW_THINKER = NullThinkerConfig(token_ms=5, prefill_ms=1, answer_tokens=10**6)
 SLOW_TALKER = NullTalkerConfig(frame_ms=20, max_sessions=1)
 
 
@@ -22,11 +22,11 @@ def text_is_over(caller: Caller) -> bool:
 
 
 PHASES = {
-    "waiting for prefill": (NullThinkerConfig(prefill_ms=60_000), None, lambda c: bool(c.events)),
-    "first text": (SLOW_THINKER, NullTalkerConfig(frame_ms=60_000), lambda c: bool(c.text)),
+    "waiting for prefill": (NullThinkerConfig(prefill_ms=600_000), None, lambda c: bool(c.events)),
+    "first text": (SLOW_THINKER, NullTalkerConfig(frame_ms=600_000), lambda c: bool(c.text)),
     "text and speech": (SLOW_THINKER, None, lambda c: c.audio.size > 0),
     "only speech is left": (None, NullTalkerConfig(frame_ms=20), text_is_over),
-    "the talker starves": (NullThinkerConfig(token_ms=60_000, prefill_ms=1), None, lambda c: bool(c.text)),
+    "the talker starves": (NullThinkerConfig(token_ms=600_000, prefill_ms=1), None, lambda c: bool(c.text)),
 }
 
 
@@ -35,91 +35,80 @@ def test_cancel_frees_all_stages_at_once(house: Make, phase: str) -> None:
     thinker, talker, reached = PHASES[phase]
     omni = house(thinker, talker)
     token = CancelToken()
-    caller = omni.submit(token, media=(b"image",)).wait_for(reached)
+    caller = omni.submit(token, media=(b"image",), **ENDLESS).wait_for(reached)
     token.cancel("the client left")
     assert isinstance(caller.events[-1], RequestCancelledError)
-    omni.wait_empty(LIMIT_S)
+    omni.wait_empty()
     assert sum(is_terminal(e) for e in caller.events) == 1
     assert len(omni.talker.named("end")) == len(omni.talker.named("start"))
 
 
 def test_cancel_takes_less_than_250_ms(house: Make) -> None:
+    """One of fifty does: the machine may be busy with other things."""
     omni = house(None, NullTalkerConfig(frame_ms=20))
-    took_s = []
-    for _ in range(5):
+
+    def took_s() -> float:
         token = CancelToken()
-        omni.submit(token).wait_for(lambda c: c.audio.size > 0)
+        omni.submit(token, **ENDLESS).wait_for(lambda c: c.audio.size > 0)
         began_s = time.monotonic()
         token.cancel()
-        omni.wait_empty(LIMIT_S)
-        took_s.append(time.monotonic() - began_s)
-    assert min(took_s) < 0.25  # the best of five: the machine may be busy with other things
+        omni.wait_empty()
+        return time.monotonic() - began_s
+
+    assert any(took_s() < 0.25 for _ in range(50))
 
 
 def test_cancel_while_waiting_for_a_slot_and_for_admission(house: Make) -> None:
     omni = house(None, SLOW_TALKER, PipelineConfig(max_requests=2))
     tokens = [CancelToken() for _ in range(3)]
-    speaking = omni.submit(tokens[0]).wait_for(lambda c: c.audio.size > 0)
+    speaking = omni.submit(tokens[0], **ENDLESS).wait_for(lambda c: c.audio.size > 0)
     no_slot = omni.submit(tokens[1]).wait_for(lambda c: "w39 " in c.text)
     not_admitted = omni.submit(tokens[2])
-    assert omni.engines[1].stats()["waiting"] == 1
+    omni.wait_until(lambda: omni.engines[1].stats()["waiting"] == 1)
     assert omni.pipeline.stats()["waiting"] == 1
     assert not not_admitted.events
     for token in tokens[::-1]:
         token.cancel()
     for caller in (speaking, no_slot, not_admitted):
-        assert isinstance(caller.wait(LIMIT_S).error, RequestCancelledError)
-    omni.wait_empty(LIMIT_S)
+        assert isinstance(caller.wait().error, RequestCancelledError)
+    omni.wait_empty()
     assert len(omni.thinker.named("generate")) == 2
 
 
 def test_cancel_while_a_stage_call_is_under_way(house: Make) -> None:
     """START is on its way: END must follow it, never overtake it; the terminal event does not wait."""
     omni = house()
-    entered, go_on = threading.Event(), threading.Event()
-
-    def hold(call: str) -> None:
-        if call == "start":
-            entered.set()
-            assert go_on.wait(10)
-
-    omni.talker.before = hold
+    omni.talker.before = hold = Hold("start")
     token = CancelToken()
     caller = omni.submit(token)
-    assert entered.wait(10)
+    assert hold.entered.wait(LIMIT_S)
     token.cancel()
-    assert isinstance(caller.wait(LIMIT_S).error, RequestCancelledError)
-    go_on.set()
-    omni.wait_empty(LIMIT_S)
-    assert [call[0] for call in omni.talker.calls] == ["start", "end"]
+    assert isinstance(caller.wait().error, RequestCancelledError)
+    hold.go_on.set()
+    omni.wait_empty()
+    first, *appends, last = (call[0] for call in omni.talker.calls)
+    assert (first, last) == ("start", "end") and set(appends) <= {"append"}
 
 
 def test_cancel_that_is_faster_than_the_request(house: Make) -> None:
     """The cancel reaches the thinker before the request does, and must not be lost."""
-    omni = house(NullThinkerConfig(prefill_ms=60_000))
-    entered, go_on = threading.Event(), threading.Event()
-
-    def hold(call: str) -> None:
-        if call == "generate":
-            entered.set()
-            assert go_on.wait(10)
-
-    omni.thinker.before = hold
+    omni = house(NullThinkerConfig(prefill_ms=600_000))
+    omni.thinker.before = hold = Hold("generate")
     token = CancelToken()
     caller = omni.submit(token)
-    assert entered.wait(10)
+    assert hold.entered.wait(LIMIT_S)
     token.cancel()
-    caller.wait(LIMIT_S)
-    go_on.set()
-    omni.wait_empty(LIMIT_S)
+    caller.wait()
+    hold.go_on.set()
+    omni.wait_empty()
 
 
 def test_cancel_before_the_submission(house: Make) -> None:
     omni = house()
     token = CancelToken()
     token.cancel("gone already")
-    assert "gone already" in omni.submit(token).wait(LIMIT_S).error.message
-    omni.wait_empty(LIMIT_S)
+    assert "gone already" in omni.submit(token).wait().error.message
+    omni.wait_empty()
     assert not omni.thinker.named("generate")
 
 
@@ -133,8 +122,9 @@ def test_cancel_after_the_end_changes_nothing(house: Make) -> None:
 
 
 def test_200_cancels_leak_nothing(house: Make) -> None:
-    omni = house(NullThinkerConfig(token_ms=1, prefill_ms=1), NullTalkerConfig(frame_ms=1, max_sessions=4))
-    threads = None
+    before = threading.active_count()
+    config = PipelineConfig(max_requests=10)
+    omni = house(NullThinkerConfig(token_ms=1, prefill_ms=1), NullTalkerConfig(frame_ms=1, max_sessions=4), config)
     for round_ in range(20):
         tokens = [CancelToken() for _ in range(10)]
         callers = [omni.submit(token, media=(b"image",) if i % 2 else ()) for i, token in enumerate(tokens)]
@@ -142,12 +132,10 @@ def test_200_cancels_leak_nothing(house: Make) -> None:
         for token in tokens:
             token.cancel()
         for caller in callers:
-            assert sum(is_terminal(e) for e in caller.wait(LIMIT_S).events) == 1
-        omni.wait_empty(LIMIT_S)
-        if round_ == 5:
-            threads = threading.active_count()
-    assert threads is not None
-    assert threading.active_count() <= threads + 10
+            assert sum(is_terminal(e) for e in caller.wait().events) == 1
+        omni.wait_empty()
+    engines = 2  # have a thread
+    assert threading.active_count() - before <= 2 * 10 + config.append_threads + config.cancel_threads + 1 + engines
     assert len(omni.talker.named("end")) == len(omni.talker.named("start"))
     assert omni.submit().wait().info["finish_reason"] == "stop"
 
@@ -157,59 +145,56 @@ def test_deadline(house: Make, phase: str) -> None:
     thinker, talker, _ = PHASES[phase]
     omni = house(thinker, talker, PipelineConfig(request_timeout_s=0.1))
     began_s = time.monotonic()
-    error = omni.submit().wait(5).error
+    error = omni.submit(**ENDLESS).wait().error
     assert isinstance(error, RequestTimeoutError)
     assert "request_timeout_s" in error.message
-    assert 0.1 <= time.monotonic() - began_s < 1
-    omni.wait_empty(LIMIT_S)
+    assert time.monotonic() - began_s >= 0.1
+    omni.wait_empty()
 
 
 def test_deadline_of_a_request_that_was_never_admitted(house: Make) -> None:
-    omni = house(NullThinkerConfig(prefill_ms=60_000), None, PipelineConfig(max_requests=1, request_timeout_s=0.1))
+    omni = house(NullThinkerConfig(prefill_ms=600_000), None, PipelineConfig(max_requests=1, request_timeout_s=0.1))
     callers = [omni.submit(), omni.submit()]
     for caller in callers:
-        assert isinstance(caller.wait(LIMIT_S).error, RequestTimeoutError)
-    omni.wait_empty(LIMIT_S)
+        assert isinstance(caller.wait().error, RequestTimeoutError)
+    omni.wait_empty()
 
 
 def test_too_many_are_refused_and_the_rest_is_served(house: Make) -> None:
     omni = house(pipeline=PipelineConfig(max_requests=1, max_waiting=2))
+    omni.thinker.before = hold = Hold("generate")
     callers = [omni.submit() for _ in range(4)]
-    assert isinstance(callers[3].wait(LIMIT_S).error, CapacityError)
+    assert isinstance(callers[3].wait().error, CapacityError)
+    hold.go_on.set()
     for caller in callers[:3]:
         assert caller.wait().info["finish_reason"] == "stop"
+    omni.wait_empty()
     assert omni.pipeline.stats() == {"running": 0, "waiting": 0, "finished": 3, "failed": 1, "cancelled": 0}
 
 
 def test_close_ends_everything_and_its_threads(house: Make) -> None:
     before = set(threading.enumerate())
     omni = house(SLOW_THINKER, SLOW_TALKER, PipelineConfig(max_requests=2))
-    callers = [omni.submit() for _ in range(4)]
+    callers = [omni.submit(**ENDLESS) for _ in range(4)]
     callers[0].wait_for(lambda c: c.audio.size > 0)
     omni.close()
     for caller in callers:
         assert isinstance(caller.error, CapacityError)
     assert omni.is_empty()
-    assert isinstance(omni.submit().wait(LIMIT_S).error, CapacityError)
-    assert set(threading.enumerate()) == before
+    assert isinstance(omni.submit().wait().error, CapacityError)
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_stage_that_hangs_does_not_keep_the_caller_or_close(house: Make) -> None:
     omni = house()
-    entered, go_on = threading.Event(), threading.Event()
-
-    def hang(call: str) -> None:
-        entered.set()
-        go_on.wait(10)
-
-    omni.code2wav.before = hang
+    omni.code2wav.before = hang = Hold("decode")
     token = CancelToken()
     caller = omni.submit(token)
-    assert entered.wait(10)
+    assert hang.entered.wait(LIMIT_S)
     token.cancel()
-    assert isinstance(caller.wait(LIMIT_S).error, RequestCancelledError)
+    assert isinstance(caller.wait().error, RequestCancelledError)
     omni.wait_until(lambda: not any(engine.stats()["running"] for engine in omni.engines[:2]), LIMIT_S)
     began_s = time.monotonic()
     omni.pipeline.close(timeout_s=0.2)
-    assert time.monotonic() - began_s < LIMIT_S
-    go_on.set()
+    assert time.monotonic() - began_s < LIMIT_S  # which the stage takes twice
+    hang.go_on.set()

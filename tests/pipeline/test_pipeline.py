@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.pipeline.support import HELLO, LIMIT_S, House, is_terminal
-from triton_omni.errors import InvalidRequestError, OmniError, StageError
+from tests.pipeline.support import ENDLESS, HELLO, LIMIT_S, Hold, House, is_terminal
+from triton_omni.errors import InvalidRequestError, StageError
 from triton_omni.pipeline import chunk_policy
-from triton_omni.pipeline.events import OmniEvent
 from triton_omni.pipeline.null import NullTalkerConfig, NullThinkerConfig
-from triton_omni.pipeline.stages import CodesEvent, FinishReason, Int32, TalkerStart
+from triton_omni.pipeline.stages import CodesEvent, FinishReason, Int32, TalkerStart, ThinkerEvent, ThinkerRequest
 
 Make = Callable[..., House]
 
@@ -40,7 +38,7 @@ def test_text_and_speech_of_one_request(house: Make) -> None:
     assert caller.audio.size == 149 * 1920 - 555
     assert 0 < end["timings_ms"]["first_text"] <= end["timings_ms"]["first_audio"] <= end["timings_ms"]["total"]
     assert sum(is_terminal(e) for e in caller.events) == 1
-    assert omni.is_empty()
+    omni.wait_empty()
 
 
 def test_text_deltas_count_their_tokens_where_asked(house: Make) -> None:
@@ -74,30 +72,20 @@ def test_audio_is_one_unbroken_tone_whatever_the_chunks(house: Make) -> None:
         assert np.array_equal(omni.submit(chunk_frames=chunk_frames).wait().audio, plain)
 
 
-def test_adaptive_chunks_of_a_slow_talker_reach_a_player_in_time(house: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All times ten times as long as in life, so that a busy machine is not what the player hears."""
-    monkeypatch.setattr(chunk_policy, "FRAME_S", 0.8)
-    monkeypatch.setattr(chunk_policy, "RESERVE_S", 1.0)
-    omni = house(talker=NullTalkerConfig(frame_ms=200))
-    arrivals: list[tuple[float, int]] = []
-    over = threading.Event()
-
-    def take(event: OmniEvent | OmniError) -> None:
-        if isinstance(event, OmniError) or event.is_end:
-            over.set()
-        elif event.audio.size:
-            arrivals.append((time.monotonic(), event.audio.size))
-
-    speech = {"chunk_frames": [4, 25], "chunk_policy": "adaptive", "talker": {"max_frames": 22}}
-    request = omni.parser.check({"messages": HELLO, "modalities": ["text", "audio"], **speech})
-    omni.pipeline.submit(request, take)
-    assert over.wait(LIMIT_S)
-    assert sum(samples for _, samples in arrivals) == 22 * 1920 - 555
-    assert 2 < len(arrivals) < 6, "25 frames at once come too late"
-    runs_dry_s = arrivals[0][0]
-    for arrived_s, samples in arrivals:
-        assert arrived_s <= runs_dry_s
-        runs_dry_s += samples / 1920 * chunk_policy.FRAME_S
+@pytest.mark.parametrize(
+    ("frame_s", "sizes"),
+    [
+        (0.0, [4, 4, 4, 4, 4, 2]),  # whatever comes, the player has run dry
+        (1e6, [4, 18]),  # and here it never does
+    ],
+)
+def test_adaptive_chunks_are_as_large_as_the_player_can_wait_for(
+    house: Make, monkeypatch: pytest.MonkeyPatch, frame_s: float, sizes: list[int]
+) -> None:
+    monkeypatch.setattr(chunk_policy, "FRAME_S", frame_s)
+    omni = house()
+    omni.submit(chunk_frames=[4, 25], chunk_policy="adaptive", talker={"max_frames": 22}).wait()
+    assert [call[1].codes.shape[0] for call in omni.code2wav.calls] == sizes
 
 
 def test_chunks_follow_the_plan_and_the_last_carries_end(house: Make) -> None:
@@ -109,14 +97,32 @@ def test_chunks_follow_the_plan_and_the_last_carries_end(house: Make) -> None:
     assert [c.end for c in chunks] == [False] * 7 + [True]
 
 
+class ThinkerThatListens:
+    """Four ids, and the rest of the answer when it is told that they were heard."""
+
+    def __init__(self) -> None:
+        self.heard = threading.Event()
+
+    def generate(self, request: ThinkerRequest) -> Iterator[ThinkerEvent]:
+        yield ThinkerEvent(prompt_token_ids=np.arange(32, dtype=np.int32))
+        for number in range(4):
+            yield ThinkerEvent(token_ids=np.array([1000 + number], np.int32), text=f"w{number} ")
+        assert self.heard.wait(LIMIT_S)
+        yield ThinkerEvent(token_ids=np.array([1004], np.int32), text="w4 ", finish_reason="stop")
+
+    def cancel(self, request_id: str) -> None:
+        pass
+
+
 def test_first_audio_comes_before_the_thinker_has_finished(house: Make) -> None:
-    omni = house(NullThinkerConfig(token_ms=5, prefill_ms=1, answer_tokens=60))
-    events = omni.submit().wait().deltas
-    first_audio = next(i for i, e in enumerate(events) if e.audio.size)
-    last_text = max(i for i, e in enumerate(events) if e.text)
-    assert first_audio < last_text
-    texts_before = sum(bool(e.text) for e in events[:first_audio])
-    assert texts_before < 30  # 4 frames need 4 ids
+    """4 frames need 4 ids."""
+    thinker = ThinkerThatListens()
+    omni = house(thinker_stage=thinker)
+    caller = omni.submit().wait_for(lambda c: c.audio.size > 0)
+    assert (caller.text, caller.audio.size) == ("w0 w1 w2 w3 ", 4 * 1920 - 555)
+    thinker.heard.set()
+    assert caller.wait().text == "w0 w1 w2 w3 w4 "
+    assert caller.audio.size == round(5 * 3.72) * 1920 - 555
 
 
 def test_text_only_never_touches_talker_or_code2wav(house: Make) -> None:
@@ -151,7 +157,7 @@ def test_empty_answer_gives_no_audio_and_stops(house: Make) -> None:
     assert caller.info["finish_reason"] == "stop"
     assert caller.info["usage"]["completion_tokens"] == 0
     assert not omni.talker.calls + omni.code2wav.calls
-    omni.wait_empty(LIMIT_S)  # its rows too
+    omni.wait_empty()  # its rows too
 
 
 class ScriptedTalker:
@@ -260,14 +266,16 @@ def test_without_async_chunk_each_stage_waits_for_the_whole(house: Make) -> None
 
 def test_64_requests_at_once_and_more_waiting(house: Make) -> None:
     omni = house(NullThinkerConfig(token_ms=4, prefill_ms=2), NullTalkerConfig(frame_ms=1, max_sessions=32))
+    omni.thinker.before = hold = Hold("generate")
     callers = [omni.submit(chunk_frames=[4, 8, 16, 25 + i % 7]) for i in range(80)]
     assert omni.pipeline.stats()["running"] == 64
     assert omni.pipeline.stats()["waiting"] == 16
-    expected = callers[0].wait(60).audio
+    hold.go_on.set()
+    expected = callers[0].wait().audio
     for caller in callers:
-        assert np.array_equal(caller.wait(60).audio, expected)
+        assert np.array_equal(caller.wait().audio, expected)
         assert caller.text == callers[0].text
-    omni.wait_empty(LIMIT_S)
+    omni.wait_empty()
     assert omni.pipeline.stats()["finished"] == 80
 
 
@@ -285,14 +293,14 @@ STAGE_CALLS = [
 def test_a_failing_stage_ends_the_request_and_frees_the_others(
     house: Make, stage: str, call: str, error: Exception
 ) -> None:
-    omni = house(NullThinkerConfig(token_ms=2, prefill_ms=1, answer_tokens=200))
+    omni = house(NullThinkerConfig(token_ms=2, prefill_ms=1, answer_tokens=10**6))
 
     def fail(name: str) -> None:
         if name == call and (name != "decode" or len(omni.code2wav.calls) == 2):
             raise error
 
     getattr(omni, stage).before = fail
-    caller = omni.submit(media=(b"image",)).wait()
+    caller = omni.submit(media=(b"image",), **ENDLESS).wait()
     if isinstance(error, InvalidRequestError):
         assert caller.error is error
     else:
@@ -301,20 +309,20 @@ def test_a_failing_stage_ends_the_request_and_frees_the_others(
         assert "broken pipe" in caller.error.message
     assert sum(is_terminal(e) for e in caller.events) == 1
     getattr(omni, stage).before = lambda name: None
-    omni.wait_empty(LIMIT_S)
+    omni.wait_empty()
     ended = omni.talker.named("end")
     assert len(ended) == len(omni.talker.named("start"))
     assert all(end[2] for end in ended)  # cancel=True
-    assert omni.submit().wait().info["finish_reason"] == "stop"
+    assert omni.submit(thinker={"max_tokens": 5}).wait().info["usage"]["audio_frames"] == round(5 * 3.72)
 
 
 @pytest.mark.parametrize("engine", [0, 1, 2])
 def test_an_engine_that_dies_under_a_request(house: Make, engine: int) -> None:
-    omni = house(NullThinkerConfig(token_ms=5, prefill_ms=1, answer_tokens=200))
-    caller = omni.submit().wait_for(lambda c: c.audio.size > 0)
+    omni = house(NullThinkerConfig(token_ms=5, prefill_ms=1, answer_tokens=10**6))
+    caller = omni.submit(**ENDLESS).wait_for(lambda c: c.audio.size > 0)
     omni.engines[engine].close()
     assert isinstance(caller.wait().error, StageError)
-    omni.wait_empty(LIMIT_S)
+    omni.wait_empty()
 
 
 def test_a_caller_that_fails_to_take_events_counts_as_gone(house: Make) -> None:
@@ -326,19 +334,19 @@ def test_a_caller_that_fails_to_take_events_counts_as_gone(house: Make) -> None:
         raise OSError("closed")
 
     omni.pipeline.submit(omni.parser.check({"messages": HELLO, "modalities": ["audio"]}), emit)
-    omni.wait_empty(LIMIT_S)
+    omni.wait_empty()
     assert len(taken) == 2  # the first event, and the terminal one
     assert omni.pipeline.stats()["cancelled"] == 1
 
 
 def test_stream_gives_events_and_leaving_it_cancels(house: Make) -> None:
-    omni = house(NullThinkerConfig(token_ms=5, prefill_ms=1, answer_tokens=100))
-    request = omni.parser.check({"messages": HELLO, "modalities": ["audio"]})
-    assert list(omni.pipeline.stream(request))[-1].is_end
-    for event in omni.pipeline.stream(request):
+    omni = house(NullThinkerConfig(token_ms=5, prefill_ms=1, answer_tokens=10**6))
+    short = {"messages": HELLO, "modalities": ["audio"], "thinker": {"max_tokens": 20}}
+    assert list(omni.pipeline.stream(omni.parser.check(short)))[-1].is_end
+    for event in omni.pipeline.stream(omni.parser.check(short | ENDLESS)):
         if event.audio.size:
             break
-    omni.wait_empty(LIMIT_S)
+    omni.wait_empty()
     assert omni.pipeline.stats()["cancelled"] == 1
 
 
@@ -351,9 +359,8 @@ def test_a_finished_request_leaves_nothing_in_memory(house: Make) -> None:
         seen.append(weakref.ref(caller))
         del caller
     omni.submit().wait()  # every thread has had something else to do
-    omni.wait_empty(5)
-    gc.collect()
-    assert [ref() for ref in seen] == [None] * 3
+    omni.wait_empty()
+    omni.wait_until(lambda: gc.collect() >= 0 and [ref() for ref in seen] == [None] * 3)
 
 
 class _Forgetful(list[Any]):

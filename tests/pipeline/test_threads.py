@@ -10,12 +10,22 @@ from triton_omni.pipeline.timers import Timers
 from triton_omni.pipeline.workers import Workers
 
 
+def held(timers: Timers) -> threading.Event:
+    """Their thread is in a callback until the event: what is due meanwhile comes after it."""
+    entered, go_on = threading.Event(), threading.Event()
+    timers.call_later(0, lambda: entered.set() or go_on.wait(LIMIT_S))
+    assert entered.wait(LIMIT_S)
+    return go_on
+
+
 def test_timers_fire_in_order_of_their_time() -> None:
     timers, fired, done = Timers("test"), [], threading.Event()
+    go_on = held(timers)
     now_s = time.monotonic()
     timers.call_at(now_s + 0.03, done.set)
     for delay_s in (0.02, 0.01, 0.015):
         timers.call_at(now_s + delay_s, lambda d=delay_s: fired.append(d))
+    go_on.set()
     assert done.wait(LIMIT_S)
     assert fired == [0.01, 0.015, 0.02]
     timers.close()
@@ -27,6 +37,7 @@ def test_a_cancelled_timer_never_fires_and_keeps_nothing_alive() -> None:
             fired.append(self)
 
     timers, fired, thing = Timers("test"), [], Thing()
+    go_on = held(timers)
     timer, alive = timers.call_later(0.01, thing.call), weakref.ref(thing)
     timer.cancel()
     del thing
@@ -34,6 +45,7 @@ def test_a_cancelled_timer_never_fires_and_keeps_nothing_alive() -> None:
     assert alive() is None
     done = threading.Event()
     timers.call_later(0.02, done.set)
+    go_on.set()
     assert done.wait(LIMIT_S)
     assert not fired
     timers.close()
