@@ -8,7 +8,7 @@ import re
 import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tritonclient.grpc as grpc
@@ -18,6 +18,8 @@ from triton_omni.serve.tritonserver import TritonServer
 HELLO = [{"role": "user", "content": "Hello there, how are you?"}]
 TYPES = {np.dtype(np.int32): "INT32", np.dtype(bool): "BOOL", np.dtype(np.uint8): "UINT8", np.dtype(object): "BYTES"}
 TIMEOUT_S = 120
+ENDLESS = {"min_frames": 10**6, "max_frames": 10**6}
+"""Of the null talker: the request is open until it is cancelled, however long the test's process stands still."""
 
 
 def speech(**values: Any) -> dict[str, Any]:
@@ -26,7 +28,12 @@ def speech(**values: Any) -> dict[str, Any]:
 
 
 class TritonCall:
-    """An open request. Iterating gives each response's outputs; an error response raises InferenceServerException."""
+    """An open request. Iterating gives each response's outputs; an error response raises InferenceServerException.
+
+    Who leaves the iteration early leaves the request, too.
+    """
+
+    open_calls: ClassVar[set[TritonCall]] = set()
 
     def __init__(self, server: TritonServer, model: str, inputs: dict[str, Any], **options: Any) -> None:
         self._responses: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -34,26 +41,33 @@ class TritonCall:
         self._client.start_stream(lambda result, error: self._responses.put(error or result))
         tensors = [_input(name, value) for name, value in inputs.items()]
         self._client.async_stream_infer(model, tensors, enable_empty_final_response=True, **options)
+        self.open_calls.add(self)
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         try:
             while True:
                 result = self._responses.get(timeout=TIMEOUT_S)
                 if isinstance(result, Exception):
+                    self._close(cancel=False)
                     raise result
                 response = result.get_response()
                 if response.outputs:
                     yield {output.name: result.as_numpy(output.name) for output in response.outputs}
                 if response.parameters["triton_final_response"].bool_param:
+                    self._close(cancel=False)
                     return
         finally:
-            self._client.stop_stream()
-            self._client.close()
+            self.cancel()
 
     def cancel(self) -> None:
-        """The client leaves, in the middle of an iteration too."""
-        self._client.stop_stream(cancel_requests=True)
-        self._client.close()
+        """The client leaves, in the middle of an iteration too. Does nothing when the request has ended."""
+        self._close(cancel=True)
+
+    def _close(self, *, cancel: bool) -> None:
+        if self in self.open_calls:
+            self.open_calls.remove(self)
+            self._client.stop_stream(cancel_requests=cancel)
+            self._client.close()
 
 
 class Answer:
@@ -93,7 +107,7 @@ def generate_stream(server: TritonServer, model: str, **inputs: Any) -> list[dic
 
 def gauges(server: TritonServer) -> dict[tuple[str, str], float]:
     """The models' metrics, summed over instances, by (model, state, outcome or kind of message)."""
-    with urllib.request.urlopen(server.metrics_url, timeout=10) as answer:
+    with urllib.request.urlopen(server.metrics_url, timeout=TIMEOUT_S) as answer:
         text = answer.read().decode()
     values: dict[tuple[str, str], float] = defaultdict(float)
     for labels, value in re.findall(r"^omni_\w+\{(.*)\} (\S+)$", text, re.MULTILINE):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.servers import MakeServer
+from tests.servers import READY_TIMEOUT_S, MakeServer
 from tests.triton.client import HELLO, TritonCall, omni, open_sessions, speech
 from tests.triton.fake_pb_utils import Sender, Tensor
 from triton_omni.errors import InvalidRequestError, StageError
@@ -59,11 +59,11 @@ def test_an_error_crosses_as_it_is_and_other_reasons_are_none() -> None:
 def test_a_thinker_that_fails_in_the_middle(make_server: MakeServer, eventually) -> None:
     failing = {"thinker": {"null_token_ms": "5", "null_fail_at_token": "3"}}
     with make_server(failing, {"omni_bls": 1}, null=True) as server:
-        server.wait_ready(120)
+        server.wait_ready(READY_TIMEOUT_S)
         text = [omni(server, {"messages": HELLO, "modalities": ["text"]}) for _ in range(4)]
         direct = TritonCall(server, "thinker", {"REQUEST": [json.dumps({"messages": HELLO})]})
         for call in (*text, omni(server, speech()), direct):
             with pytest.raises(InferenceServerException) as raised:
                 list(call)
             assert raised.value.message() == ERROR.to_wire()
-        eventually(lambda: open_sessions(server), within_s=60)
+        eventually(lambda: open_sessions(server))

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.triton.client import Answer, omni, speech
+from tests.servers import READY_TIMEOUT_S
+from tests.triton.client import ENDLESS, Answer, omni, speech
 from triton_omni.errors import ConfigError
 from triton_omni.serve.processes import model_stubs
 from triton_omni.serve.tritonserver import TritonServer
 
 pytestmark = pytest.mark.triton
-
-READY_TIMEOUT_S = 120
 
 
 def _traces(server: TritonServer) -> set[str]:
@@ -45,7 +44,7 @@ def test_stop_leaves_no_process_port_or_shared_memory(make_server, how: str) -> 
         server.wait_ready(READY_TIMEOUT_S, lambda *step: steps.append(step))
         pids = [server.pid, *(stub.pid for stub in model_stubs(server.pid))]
         assert len(pids) == 6 and _traces(server)
-        call = omni(server, speech())
+        call = omni(server, speech(talker=ENDLESS))
         responses = iter(call)
         next(responses)
         if how == "idle":

@@ -44,13 +44,14 @@ def test_thinker_over_http(null_server: TritonServer) -> None:
 
 
 def test_thinker_cancel_by_id(null_server: TritonServer, eventually) -> None:
-    request = {"request_id": "mine", "messages": HELLO}
+    tools = [{"type": "function", "function": {"name": f"f{number}"}} for number in range(4000)]  # a minute of calls
+    request = {"request_id": "mine", "messages": HELLO, "tools": tools}
     responses = iter(TritonCall(null_server, "thinker", {"REQUEST": [json.dumps(request)]}))
     next(responses)
     cancel = {"REQUEST": [json.dumps({"op": "cancel", "request_id": "mine"})]}
     assert list(TritonCall(null_server, "thinker", cancel)) == []
     assert _reasons(list(responses))[-1] == "cancelled"
-    eventually(lambda: open_sessions(null_server), within_s=2)
+    eventually(lambda: open_sessions(null_server))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_a_talker_session_cancelled_with_its_end(null_server: TritonServer, even
     cancel = {"CANCEL": np.array([True])}
     assert list(TritonCall(null_server, "talker", cancel, sequence_id="cancelled", sequence_end=True)) == []
     assert _reasons(list(responses))[-1] == "cancelled"
-    eventually(lambda: open_sessions(null_server), within_s=2)
+    eventually(lambda: open_sessions(null_server))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ def test_an_utterance_in_chunks_ends_without_frames(null_server: TritonServer, e
         (response,) = TritonCall(null_server, "code2wav", {"CODES": codes}, sequence_id="chunks", **flags)
         samples += response["AUDIO"].size
     assert samples == 12 * 1920 - 555
-    eventually(lambda: open_sessions(null_server), within_s=2)
+    eventually(lambda: open_sessions(null_server))
 
 
 def test_code2wav_refuses_in_the_wire_form(null_server: TritonServer) -> None:

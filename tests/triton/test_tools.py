@@ -46,7 +46,7 @@ def test_an_answer_of_nothing_but_calls_has_no_sound(null_server: TritonServer, 
     answer = Answer(omni(null_server, speech(tools=[WEATHER, NOW], tool_choice="required", parallel_tool_calls=False)))
     assert [c["function"]["name"] for c in calls(answer)] == ["weather"]
     assert (answer.text, answer.audio.size, answer.end["finish_reason"]) == ("", 0, "tool_calls")
-    eventually(lambda: open_sessions(null_server), within_s=10)
+    eventually(lambda: open_sessions(null_server))
 
 
 def test_the_thinker_alone_keeps_calls_from_text(null_server: TritonServer) -> None:
@@ -59,13 +59,13 @@ def test_the_thinker_alone_keeps_calls_from_text(null_server: TritonServer) -> N
 
 
 def test_cancelled_in_the_middle_of_a_call(tight_server: TritonServer, eventually: Any) -> None:
-    many = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(200)]
+    many = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(2000)]  # a minute of calls
     call = omni(tight_server, speech(tools=many, tool_choice="required"))
     responses = iter(call)
     while b"tool_calls" not in next(responses)["EVENT"].item():
         pass
     call.cancel()
-    eventually(lambda: open_sessions(tight_server), within_s=30)
+    eventually(lambda: open_sessions(tight_server))
 
 
 def test_bad_tools_are_refused_by_their_path(null_server: TritonServer) -> None:
@@ -105,4 +105,4 @@ def test_a_function_is_called_and_its_result_is_spoken_of(
     second = Answer(omni(demo_server, speech(messages=messages, tools=[NOW, WEATHER], **few)))
     assert second.text and second.audio.size
     assert not calls(second)
-    eventually(lambda: open_sessions(demo_server), within_s=10)
+    eventually(lambda: open_sessions(demo_server))
