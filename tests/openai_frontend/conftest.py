@@ -51,7 +51,7 @@ def frontend_of(server: TritonServer, directory: Path, *options: str) -> Iterato
     arguments += ["--checkpoint", str(server.checkpoint), "--drain-s", "2", *options]
     url = f"http://127.0.0.1:{port}"
     with FrontendProcess(url, arguments, log_path=directory / "frontend.log", drain_s=2) as frontend:
-        frontend.wait_ready(60)
+        frontend.wait_ready(240)
         yield frontend
 
 

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from openai_frontend.engine import Delta
 from triton_omni.errors import OmniError
 
+WITHIN_S = 60  # for what comes at once, on a machine that has stopped for a while too
 USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "text_tokens": 3, "audio_frames": 2, "audio_samples": 2}
 START = Delta(event={"type": "start", "usage": {"prompt_tokens": 7}})
 END = Delta(event={"type": "end", "finish_reason": "stop", "usage": USAGE})

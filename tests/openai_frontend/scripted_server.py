@@ -1,8 +1,11 @@
-"""The frontend as a process, with an engine that answers by itself: a word every 50 ms, ``max_tokens`` of them."""
+"""The frontend as a process, with an engine that answers by itself: ``max_tokens`` words at once. Asked ``WAIT`` it
+holds the last of them back until the process gets a SIGUSR1.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
@@ -10,17 +13,20 @@ from openai_frontend import main
 from openai_frontend.engine import Delta
 from tests.openai_frontend.fakes import END, START
 
-WORD_S = 0.05
+WAIT = "Wait."
 
 
 class WordsEngine:
     def __init__(self, url: str, *, stall_timeout_s: float) -> None:
-        pass
+        self._released = asyncio.Event()
 
     async def generate(self, request: Mapping[str, Any], media: Sequence[bytes]) -> AsyncGenerator[Delta, None]:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._released.set)
         yield START
-        for number in range(request["thinker"]["max_tokens"]):
-            await asyncio.sleep(WORD_S)
+        words = request["thinker"]["max_tokens"]
+        for number in range(words):
+            if number == words - 1 and request["messages"][-1]["content"] == WAIT:
+                await self._released.wait()
             yield Delta(text=f"w{number} ")
         yield END
 

@@ -10,7 +10,7 @@ from openai_frontend import access, keys
 from openai_frontend.access import KeyMiddleware, LimitMiddleware
 from openai_frontend.engine import Delta
 from openai_frontend.keys import KeyRing
-from tests.openai_frontend.fakes import END, START, FakeEngine, LeavingClient, client_of
+from tests.openai_frontend.fakes import END, START, WITHIN_S, FakeEngine, LeavingClient, client_of
 from triton_omni.errors import ConfigError
 
 CHAT = "/v1/chat/completions"
@@ -194,7 +194,7 @@ async def test_open_requests(make_app, chat):
     engine = FakeEngine(START, Delta(text="Hello"), wait, END)
     app = make_app(engine, max_concurrent_requests=1)
     leaving = LeavingClient(app, chat(stream=True), client=("127.0.0.1", 123))
-    async with asyncio.timeout(10), client_of(app) as client:
+    async with asyncio.timeout(WITHIN_S), client_of(app) as client:
         await engine.waits.wait()
         refused = await client.post(CHAT, json=chat())
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")

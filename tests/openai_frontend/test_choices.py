@@ -9,7 +9,7 @@ import pytest
 
 from openai_frontend.choices import merged
 from openai_frontend.engine import Delta
-from tests.openai_frontend.fakes import END, START, USAGE, FakeEngine, LeavingClient, client_of, events_of
+from tests.openai_frontend.fakes import END, START, USAGE, WITHIN_S, FakeEngine, LeavingClient, client_of, events_of
 from triton_omni.errors import CapacityError, StageError
 from triton_omni.sampling import MAX_SEED
 
@@ -75,7 +75,7 @@ async def test_streamed(make_app, chat):
 async def test_leaving_ends_all(make_app, chat, stream):
     engine = FakeEngine(START, Delta(text="Hello"), asyncio.Event(), END)
     client = LeavingClient(make_app(engine), chat(n=4, stream=stream))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WITHIN_S):
         while engine.running < 4:
             await engine.waits.wait()
             await asyncio.sleep(0)
@@ -122,7 +122,7 @@ async def test_a_slow_reader_stops_the_engines():
             yield Delta(text="x")
 
     pieces = merged([endless(), endless()])
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WITHIN_S):
         assert {(await anext(pieces)).choice for _ in range(200)} == {0, 1}
         await pieces.aclose()
     assert made < 600

@@ -6,14 +6,13 @@ import asyncio
 import dataclasses
 import ipaddress
 import ssl
-import time
 
 import pytest
 import trustme
 
 from openai_frontend.fetch import AllowedHost, Fetcher, FetchRules, is_public
 from openai_frontend.media import Budget, MediaReader
-from tests.openai_frontend.fakes import END, START, FakeEngine, LeavingClient, client_of
+from tests.openai_frontend.fakes import END, START, WITHIN_S, FakeEngine, LeavingClient, client_of
 from tests.openai_frontend.loopback import Loopback, endless, loopback, ok, redirect, silent
 from triton_omni.errors import ConfigError, InvalidRequestError
 
@@ -36,7 +35,9 @@ class Names:
         return self.addresses[host]
 
 
-def fetcher(*hosts: str, names: Names | None = None, timeout_s: float = 5, is_allowed=lambda a: a == HERE) -> Fetcher:
+def fetcher(
+    *hosts: str, names: Names | None = None, timeout_s: float = WITHIN_S, is_allowed=lambda a: a == HERE
+) -> Fetcher:
     rules = FetchRules.of(hosts, timeout_s)
     return Fetcher(dataclasses.replace(rules, is_allowed=is_allowed), names or Names(media_example=["127.0.0.1"]))
 
@@ -129,7 +130,7 @@ class TestFetching:
         authority.configure_trust(ours)
         names = Names(media_example=["127.0.0.1"], other_example=["127.0.0.1"])
         async with loopback({"/": ok(b"picture")}, tls=server_side) as server:
-            rules = dataclasses.replace(FetchRules.of([f"*:{server.port}"], 5), is_allowed=lambda a: a == HERE)
+            rules = dataclasses.replace(FetchRules.of([f"*:{server.port}"], WITHIN_S), is_allowed=lambda a: a == HERE)
             assert await fetch(Fetcher(rules, names, ours), f"https://media.example:{server.port}/") == b"picture"
             await refused(Fetcher(rules, names, ours), f"https://other.example:{server.port}/", "could not be fetched")
             await refused(Fetcher(rules, names), f"https://media.example:{server.port}/", "could not be fetched")
@@ -158,7 +159,7 @@ class TestFetching:
         "host", ["127.0.0.1", "127.1", "2130706433", "0x7f000001", "localhost", "[::1]", "[::ffff:7f00:1]", "[fe80::1]"]
     )
     async def test_numbers_and_local_names_that_lead_to_this_machine(self, host):
-        source = Fetcher(FetchRules.of(["*"], 5))
+        source = Fetcher(FetchRules.of(["*"], WITHIN_S))
         await refused(source, f"http://{host}/", "not public")
 
     async def test_a_redirect_to_an_address_that_is_not_allowed(self):
@@ -237,11 +238,10 @@ class TestFetching:
             await refused(fetcher(f"media.example:{server.port}"), f"http://media.example:{server.port}/", words)
 
     async def test_a_server_that_is_too_slow(self):
-        async with loopback({"/": silent}) as server:
-            begun = time.monotonic()
+        async with loopback({"/": silent}) as server, asyncio.timeout(WITHIN_S):
             source = fetcher(f"media.example:{server.port}", timeout_s=0.2)
-            await refused(source, f"http://media.example:{server.port}/", "within 0.2 s")
-            assert time.monotonic() - begun < 2
+            while not server.sent_bytes:  # on a busy machine the time may be over before it was asked
+                await refused(source, f"http://media.example:{server.port}/", "within 0.2 s")
             await server.left.wait()
 
     async def test_a_name_server_that_is_too_slow(self):
@@ -330,9 +330,9 @@ class TestRequests:
     async def test_a_client_that_leaves_ends_its_fetches(self, make_app, chat):
         async with loopback({"/": silent}) as server:
             engine = FakeEngine(START, END)
-            app = with_fetcher(make_app(engine), fetcher(f"media.example:{server.port}", timeout_s=60))
+            app = with_fetcher(make_app(engine), fetcher(f"media.example:{server.port}", timeout_s=WITHIN_S))
             client = LeavingClient(app, chat(messages=parts(f"http://media.example:{server.port}/")))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(WITHIN_S):
                 while not server.sent_bytes:
                     await asyncio.sleep(0.01)
                 client.leave()

@@ -18,7 +18,7 @@ from openai_frontend import metrics as metrics_module
 from openai_frontend.engine import Delta
 from openai_frontend.metrics import Playback
 from tests.openai_frontend.conftest import MODEL
-from tests.openai_frontend.fakes import END, START, FakeEngine, LeavingClient, client_of
+from tests.openai_frontend.fakes import END, START, WITHIN_S, FakeEngine, LeavingClient, client_of
 from triton_omni.errors import StageError
 
 CHAT = "/v1/chat/completions"
@@ -109,7 +109,7 @@ async def test_aborted_answers(make_app, chat, stream):
     engine = FakeEngine(START, Delta(audio=SECOND), asyncio.Event(), END)
     app = make_app(engine)
     leaving = LeavingClient(app, chat(stream=stream, modalities=["audio"]))
-    async with asyncio.timeout(10), client_of(app) as client:
+    async with asyncio.timeout(WITHIN_S), client_of(app) as client:
         await engine.waits.wait()
         assert (await figures_of(client))["requests_in_flight",] == 2
         leaving.leave()
@@ -158,7 +158,8 @@ def tritons_metrics() -> Iterator[str]:
 
 
 @pytest.mark.asyncio
-async def test_tritons_own_metrics_are_passed_on(make_app, tritons_metrics):
+async def test_tritons_own_metrics_are_passed_on(make_app, tritons_metrics, monkeypatch):
+    monkeypatch.setattr(metrics_module, "TRITON_TIMEOUT_S", WITHIN_S)
     async with client_of(make_app(FakeEngine(), triton_metrics_url=tritons_metrics)) as client:
         counted = await figures_of(client)
     assert counted["nv_inference_count_total", "talker"] == 3

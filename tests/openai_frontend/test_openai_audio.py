@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import openai
@@ -14,6 +14,7 @@ import pytest
 import soundfile
 
 from tests.openai_frontend.conftest import MODEL, client_for, frontend_of
+from tests.openai_frontend.fakes import WITHIN_S
 from tests.openai_frontend.test_audio import read_back
 from tests.openai_frontend.test_metrics import figures
 from triton_omni.model_config import ModelConfig
@@ -133,28 +134,39 @@ def guarded(
         yield frontend, client
 
 
-def test_keys_workers_and_metrics(guarded: tuple[FrontendProcess, openai.OpenAI], voice: str):
+def test_keys_workers_and_metrics(
+    guarded: tuple[FrontendProcess, openai.OpenAI], voice: str, eventually: Callable[..., None]
+):
     frontend, client = guarded
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="sesame-2").models.list()
     for _ in range(4):
         assert client.audio.speech.create(**READ, voice=voice, response_format="pcm").content
-    with urllib.request.urlopen(f"{frontend.url}/metrics") as response:
-        counted = figures(response.read().decode())
-    assert counted["answers_total", "finished"] == 4
-    assert counted["real_time_factor_count",] == counted["time_to_first_audio_seconds_count",] == 4
-    assert counted["tokens_total", "text"] == 160
-    assert any(name.startswith("nv_inference") for name, *_ in counted)
-    assert any(name == "omni_sessions" for name, *_ in counted)
+    wanted = {
+        ("answers_total", "finished"): 4,
+        ("real_time_factor_count",): 4,
+        ("time_to_first_audio_seconds_count",): 4,
+        ("tokens_total", "text"): 160,
+    }
+
+    def missing() -> list[object]:
+        with urllib.request.urlopen(f"{frontend.url}/metrics") as response:
+            counted = figures(response.read().decode())
+        of_triton = {
+            name: any(key[0].startswith(name) for key in counted) for name in ("nv_inference", "omni_sessions")
+        }
+        lacking = [(key, counted.get(key)) for key, value in wanted.items() if counted.get(key) != value]
+        return [*lacking, *(name for name, is_there in of_triton.items() if not is_there)]
+
+    eventually(missing, WITHIN_S)  # an answer is counted when it has left, and a busy Triton's figures may be missing
 
 
 def test_a_client_that_asks_too_often(guarded: tuple[FrontendProcess, openai.OpenAI]):
     _, client = guarded
     refusals: list[openai.APIStatusError] = []
-    for _ in range(25):  # each worker counts its own
+    while not (refusals and isinstance(refusals[-1], openai.RateLimitError)) and len(refusals) < 200:
         with pytest.raises(openai.APIStatusError) as caught:
             client.audio.speech.create(model=MODEL, input="", voice="")
         refusals.append(caught.value)
     assert {refusal.status_code for refusal in refusals} == {400, 429}
-    assert isinstance(refusals[-1], openai.RateLimitError)
     assert int(refusals[-1].response.headers["retry-after"]) >= 1

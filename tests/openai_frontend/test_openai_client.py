@@ -12,6 +12,7 @@ import pytest
 import soundfile
 
 from tests.openai_frontend.conftest import MODEL
+from tests.openai_frontend.fakes import WITHIN_S
 from tests.triton.client import gauges, open_sessions
 from triton_omni.model_config import ModelConfig
 from triton_omni.serve.frontend import FrontendProcess
@@ -161,11 +162,13 @@ async def test_leaving_frees_every_stage(
                 pass
 
         listening = asyncio.ensure_future(listen())
-        await asyncio.to_thread(eventually, lambda: not gauges(tight_server)["code2wav", "running"], 10)
-        assert gauges(tight_server)["talker", "running"] == 1
-        listening.cancel()
-        await asyncio.to_thread(eventually, lambda: open_sessions(tight_server), 2)
-        await asyncio.to_thread(eventually, lambda: cancelled() != before + 1, 2)
+        try:
+            await asyncio.to_thread(eventually, lambda: not gauges(tight_server)["code2wav", "running"], WITHIN_S)
+            assert gauges(tight_server)["talker", "running"] == 1
+        finally:
+            listening.cancel()
+        await asyncio.to_thread(eventually, lambda: open_sessions(tight_server), WITHIN_S)
+        await asyncio.to_thread(eventually, lambda: cancelled() != before + 1, WITHIN_S)
         assert (await client.chat.completions.create(**SHORT)).choices[0].message.content == TEXT
 
 
@@ -179,12 +182,13 @@ def test_the_demo_model_speaks_the_same_whole_and_streamed(demo: openai.OpenAI, 
 
 
 def test_speech_begins_before_the_text_has_ended(demo: openai.OpenAI):
+    """The text would go on as long as the context has room."""
     extra = GREEDY["extra_body"] | {"ignore_eos": True}
-    options = {**SPOKEN, "temperature": 0, "max_tokens": 60, "extra_body": extra, "stream": True}
-    stream = demo.chat.completions.create(model=MODEL, messages=HELLO, **options)
-    deltas = [chunk.choices[0].delta for chunk in stream]
-    first_audio = next(i for i, delta in enumerate(deltas) if delta.audio and delta.audio.data)
-    assert any(delta.content for delta in deltas[first_audio:])
+    options = {**SPOKEN, "temperature": 0, "max_tokens": 3_000, "extra_body": extra, "stream": True}
+    with demo.chat.completions.create(model=MODEL, messages=HELLO, **options) as stream:
+        deltas = (chunk.choices[0].delta for chunk in stream)
+        assert any(delta.audio and delta.audio.data for delta in deltas)
+        assert any(delta.content for delta in deltas)
 
 
 def silence(samples: int) -> bytes:

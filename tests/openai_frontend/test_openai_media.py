@@ -53,7 +53,7 @@ def test_the_bench_s_client(null_frontend: FrontendProcess):
     body = json.dumps(bench_body(max_tokens=6)).encode()
     headers = BENCH_HEADERS | {"content-type": "application/json"}
     request = urllib.request.Request(f"{null_frontend.url}/v1/chat/completions", body, headers)
-    with urllib.request.urlopen(request, timeout=30) as response:
+    with urllib.request.urlopen(request, timeout=120) as response:
         result = measure(response.read().decode())
     assert result.text == "w0 w1 w2 w3 w4 w5 "
     assert sum(result.tokens) == result.output_tokens == 6

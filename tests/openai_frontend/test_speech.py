@@ -13,7 +13,7 @@ import soundfile
 from openai_frontend.audio import FORMATS
 from openai_frontend.engine import Delta
 from tests.openai_frontend.conftest import MODEL
-from tests.openai_frontend.fakes import END, START, FakeEngine, LeavingClient, client_of
+from tests.openai_frontend.fakes import END, START, WITHIN_S, FakeEngine, LeavingClient, client_of
 from tests.openai_frontend.test_audio import PCM, PIECES, read_back, same_sound
 from triton_omni.errors import CapacityError, InvalidRequestError, StageError
 from triton_omni.model_config import ModelConfig
@@ -80,7 +80,7 @@ async def test_the_first_sound_leaves_before_the_last_is_made(make_app):
     wait = asyncio.Event()
     engine = FakeEngine(START, Delta(audio=PCM.tobytes()), wait, END)
     client = LeavingClient(make_app(engine), BODY | {"response_format": "pcm"}, path=URL)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WITHIN_S):
         await engine.waits.wait()
         assert client.sent[0]["status"] == 200
         assert client.sent[1]["body"] == PCM.tobytes()

@@ -10,8 +10,10 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from openai_frontend import triton_client
 from openai_frontend.errors import UnavailableError
 from openai_frontend.triton_client import TritonEngine
+from tests.openai_frontend.fakes import WITHIN_S
 from triton_omni.errors import (
     CapacityError,
     InvalidRequestError,
@@ -100,7 +102,7 @@ class Omni(service_pb2_grpc.GRPCInferenceServiceServicer):
 
 
 @contextlib.asynccontextmanager
-async def engine_of(omni, stall_timeout_s=20.0, leave_timeout_s=5.0):
+async def engine_of(omni, stall_timeout_s=WITHIN_S, leave_timeout_s=WITHIN_S):
     server = grpc.aio.server()
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(omni, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -162,7 +164,7 @@ async def test_errors_are_ours(step, kind, field):
 async def test_an_answer_has_ended_before_triton_closes_its_stream():
     held = asyncio.Event()
     omni = Omni(response("x"), response(event=END), held)
-    async with engine_of(omni) as engine, asyncio.timeout(10):
+    async with engine_of(omni) as engine, asyncio.timeout(WITHIN_S):
         assert [piece.event for piece in await collect(engine)] == [{}, END]
         assert not omni.ended.is_set()
         held.set()
@@ -178,16 +180,16 @@ async def test_an_answer_without_its_end_is_an_error():
 
 async def test_a_server_that_falls_silent_is_an_error():
     omni = Omni(response("x"), asyncio.Event())
-    async with engine_of(omni, stall_timeout_s=0.2) as engine:
+    async with engine_of(omni, stall_timeout_s=0.2, leave_timeout_s=1) as engine:
         with pytest.raises(RequestTimeoutError):
             await collect(engine)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WITHIN_S):
             await omni.ended.wait()
 
 
 async def test_closing_the_answer_takes_its_request_back_and_no_other():
     staying, release = Omni(response("x"), asyncio.Event()), asyncio.Event()
-    async with engine_of(staying) as engine, asyncio.timeout(5):
+    async with engine_of(staying) as engine, asyncio.timeout(WITHIN_S):
         left = engine.generate({}, [])
         await anext(left)
         [key] = staying.open
@@ -205,7 +207,7 @@ async def test_closing_the_answer_takes_its_request_back_and_no_other():
 
 async def test_cancelling_the_consumer_takes_the_request_back():
     omni = Omni(response("x"), asyncio.Event())
-    async with engine_of(omni) as engine, asyncio.timeout(5):
+    async with engine_of(omni) as engine, asyncio.timeout(WITHIN_S):
         answer = engine.generate({}, [])
         await anext(answer)
         task = asyncio.ensure_future(anext(answer))
@@ -218,7 +220,7 @@ async def test_cancelling_the_consumer_takes_the_request_back():
 
 async def test_a_stream_that_does_not_end_is_cancelled():
     omni = Omni(response("x"), asyncio.Event(), takes_back=False)
-    async with engine_of(omni, leave_timeout_s=0.2) as engine, asyncio.timeout(5):
+    async with engine_of(omni, leave_timeout_s=0.2) as engine, asyncio.timeout(WITHIN_S):
         answer = engine.generate({}, [])
         await anext(answer)
         await answer.aclose()
@@ -226,7 +228,8 @@ async def test_a_stream_that_does_not_end_is_cancelled():
     assert omni.cancelled_streams == 1
 
 
-async def test_readiness():
+async def test_readiness(monkeypatch):
+    monkeypatch.setattr(triton_client, "READY_TIMEOUT_S", WITHIN_S)
     omni = Omni()
     async with engine_of(omni) as engine:
         assert await engine.waiting_for() == []
@@ -234,7 +237,7 @@ async def test_readiness():
         assert await engine.waiting_for() == ["talker"]
         omni.thinker_error = "Stub process 'thinker_0_0' is not healthy."
         assert await engine.waiting_for() == ["talker", "thinker"], "Triton calls it ready"
-    engine = TritonEngine("127.0.0.1:1", stall_timeout_s=1)
+    engine = TritonEngine("127.0.0.1:1", stall_timeout_s=WITHIN_S)
     assert await engine.waiting_for() == ["tritonserver at 127.0.0.1:1"]
     with pytest.raises(UnavailableError):
         await collect(engine)

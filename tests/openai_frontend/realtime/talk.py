@@ -16,10 +16,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from tests.openai_frontend.conftest import MODEL
-from triton_omni.serve.tritonserver import free_ports
+from tests.openai_frontend.fakes import WITHIN_S
 
 RECORDING = Path(__file__).resolve().parents[2] / "data" / "question.wav"
-WITHIN_S = 60
 
 
 def question() -> np.ndarray:
@@ -90,13 +89,13 @@ async def talk_with(url: str, key: str = "unused") -> AsyncIterator[Talk]:
 @asynccontextmanager
 async def served(app: FastAPI) -> AsyncIterator[str]:
     """``app`` behind uvicorn in this loop; its address."""
-    (port,) = free_ports(1)
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_config=None, timeout_graceful_shutdown=1))
-    serving = asyncio.ensure_future(server._serve([server.config.bind_socket()]))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=1))
+    listener = server.config.bind_socket()
+    serving = asyncio.ensure_future(server._serve([listener]))
     try:
         while not server.started:
             await asyncio.sleep(0.01)  # uvicorn has no event for it
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         await serving

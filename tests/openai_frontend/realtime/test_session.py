@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from websockets import ConnectionClosed
 
 from openai_frontend.engine import Delta
-from tests.openai_frontend.fakes import END, START, FakeEngine
+from tests.openai_frontend.fakes import END, START, WITHIN_S, FakeEngine
 from tests.openai_frontend.realtime.talk import question, served, talk_with
 from triton_omni.errors import StageError
 
@@ -102,7 +102,7 @@ async def test_speech_into_an_answer_ends_it_and_what_was_not_played_was_not_sai
         assert engine.closed.is_set()
         truncated = await talk.until("conversation.item.truncated")
         assert truncated.item_id == response.output[0].id
-        assert truncated.audio_end_ms < 30_000
+        assert truncated.audio_end_ms < 60_000
         forever.set()
         assert (await talk.until("response.done")).response.status == "completed"
     roles = [message["role"] for message in engine.request["messages"]]
@@ -157,7 +157,7 @@ async def test_who_leaves_takes_the_answer_along(make_app: MakeApp):
             await talk.write("Count.")
             await engine.waits.wait()
             assert not engine.closed.is_set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WITHIN_S):
             await engine.closed.wait()
 
 
@@ -244,7 +244,7 @@ async def test_a_server_that_is_to_stop_ends_the_session_after_its_answer(make_a
         with pytest.raises(ConnectionClosed) as closed:
             await talk.until("session.updated")
         assert closed.value.rcvd.code == 1001
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WITHIN_S):
             await draining
 
 

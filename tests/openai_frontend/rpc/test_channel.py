@@ -12,6 +12,7 @@ from grpc import StatusCode
 from openai_frontend.rpc import frames
 from openai_frontend.rpc.call import RpcError
 from openai_frontend.rpc.channel import Channel
+from tests.openai_frontend.fakes import WITHIN_S
 from tests.openai_frontend.rpc.wire import DONE, OPENED, Wire, headers, message, trailers
 from triton_omni.errors import ConfigError
 
@@ -56,7 +57,7 @@ async def server_of(echo, port=0):
 
 
 async def answer(channel, request, method=ECHO):
-    call = channel.call(method, request, stall_timeout_s=30)
+    call = channel.call(method, request, stall_timeout_s=WITHIN_S)
     found = []
     while (got := await call.next()) is not None:
         found.append(got)
@@ -85,7 +86,7 @@ async def test_more_calls_than_the_server_takes_at_a_time():
     wire, channel = Wire(), Channel("server:1")
     channel._connection = wire.connection
     wire.answers(frames.settings({frames.MAX_CONCURRENT_STREAMS: 2}))
-    calls = [channel.call(ECHO, b"%d" % number, stall_timeout_s=30) for number in range(4)]
+    calls = [channel.call(ECHO, b"%d" % number, stall_timeout_s=WITHIN_S) for number in range(4)]
     begun = [stream_id for kind, _, stream_id, _ in wire.sent() if kind == frames.HEADERS]
     assert begun == [1, 3]
     calls[2].cancel()
@@ -115,7 +116,7 @@ async def test_a_server_that_comes_and_goes():
         async with server_of(Echo(), port=int(target.rpartition(":")[2])):
             assert await answer(channel, b"x") == [b"x"]
             assert await answer(channel, b"y") == [b"y"]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WITHIN_S):
             while channel._connection is not None and channel._connection.is_usable:
                 await asyncio.sleep(0)  # the end of the connection has yet to arrive
     await channel.close()
@@ -123,14 +124,14 @@ async def test_a_server_that_comes_and_goes():
 
 async def test_closing_waits_for_what_was_left_and_ends_the_rest():
     echo = Echo()
-    async with server_of(echo) as target, asyncio.timeout(20):
+    async with server_of(echo) as target, asyncio.timeout(WITHIN_S):
         channel = Channel(target)
-        left, waited = (channel.call(ECHO, b"x", stall_timeout_s=30) for _ in range(2))
+        left, waited = (channel.call(ECHO, b"x", stall_timeout_s=WITHIN_S) for _ in range(2))
         assert await waited.next() == await left.next() == b"x"
         echo.release.clear()
-        left, waited = (channel.call(ECHO, b"x", stall_timeout_s=30) for _ in range(2))
+        left, waited = (channel.call(ECHO, b"x", stall_timeout_s=WITHIN_S) for _ in range(2))
         await echo.began.wait()
-        left.leave(30)
+        left.leave(WITHIN_S)
         closing = asyncio.ensure_future(channel.close())
         with pytest.raises(RpcError) as caught:
             await waited.next()
@@ -145,7 +146,7 @@ async def test_a_call_that_is_given_up_before_there_is_a_connection_is_never_sen
     echo = Echo()
     async with server_of(echo) as target:
         channel = Channel(target)
-        channel.call(ECHO, b"x", stall_timeout_s=30).cancel()
+        channel.call(ECHO, b"x", stall_timeout_s=WITHIN_S).cancel()
         assert await answer(channel, b"y") == [b"y"]
         assert echo.open == 0
         await channel.close()

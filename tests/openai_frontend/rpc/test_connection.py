@@ -11,6 +11,7 @@ from grpc import StatusCode
 from openai_frontend.rpc import frames
 from openai_frontend.rpc.call import WAITING_MESSAGES, WINDOW_BYTES, RpcError
 from openai_frontend.rpc.connection import CONNECTION_WINDOW_BYTES, MAX_FRAME_BYTES
+from tests.openai_frontend.fakes import WITHIN_S
 from tests.openai_frontend.rpc.wire import DONE, OPENED, Wire, block, data, headers, message, trailers
 
 pytestmark = pytest.mark.asyncio
@@ -332,6 +333,6 @@ async def test_a_call_that_is_left_and_does_not_end_is_cancelled():
     call = wire.call()
     wire.sent()
     call.leave(0.05)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WITHIN_S):
         await call.ended.wait()
     assert [frame[0] for frame in wire.sent()] == [frames.RST_STREAM]
