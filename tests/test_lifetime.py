@@ -9,8 +9,8 @@ import sys
 
 from triton_omni.lifetime import when_gone
 
-SLEEPER = "import time; time.sleep(60)"
-FOLLOWER = "import sys, time; from triton_omni.lifetime import end_with; end_with(int(sys.argv[1])); time.sleep(60)"
+SLEEPER = "import time; time.sleep(600)"
+FOLLOWER = "import sys, time; from triton_omni.lifetime import end_with; end_with(int(sys.argv[1])); time.sleep(600)"
 
 
 def test_ends_when_the_other_is_killed() -> None:
@@ -18,13 +18,13 @@ def test_ends_when_the_other_is_killed() -> None:
     follower = subprocess.Popen([sys.executable, "-c", FOLLOWER, str(other.pid)])
     other.kill()
     other.wait()
-    assert follower.wait(10) == 1
+    assert follower.wait(120) == 1
 
 
 def test_ends_at_once_when_the_other_is_gone() -> None:
     other = subprocess.Popen([sys.executable, "-c", ""])
     other.wait()
-    assert subprocess.Popen([sys.executable, "-c", FOLLOWER, str(other.pid)]).wait(10) == 1
+    assert subprocess.Popen([sys.executable, "-c", FOLLOWER, str(other.pid)]).wait(120) == 1
 
 
 def test_an_end_is_told_once_whether_it_is_to_come_or_has_been() -> None:
@@ -33,8 +33,8 @@ def test_an_end_is_told_once_whether_it_is_to_come_or_has_been() -> None:
     when_gone(other.pid, lambda: told.put("while it ran"))
     assert told.empty()
     other.kill()
-    assert told.get(timeout=30) == "while it ran"
+    assert told.get(timeout=60) == "while it ran"
     other.wait()
     when_gone(other.pid, lambda: told.put(f"from {os.getpid()}"))
-    assert told.get(timeout=30) == f"from {os.getpid()}"
+    assert told.get(timeout=60) == f"from {os.getpid()}"
     assert told.empty()

@@ -53,7 +53,7 @@ def differ(one: np.ndarray, other: np.ndarray) -> bool:
 def test_script_writes_the_published_files(tiny: Path, tmp_path: Path) -> None:
     script = ROOT / "scripts" / "make_tiny_checkpoint.py"
     out = tmp_path / "new" / "checkpoint"
-    subprocess.run([sys.executable, str(script), "--out", str(out), "--seed", "0"], check=True, timeout=120)
+    subprocess.run([sys.executable, str(script), "--out", str(out), "--seed", "0"], check=True)
     shards = {f"model-{i:05}-of-00004.safetensors" for i in range(1, 5)}
     others = {"config.json", "generation_config.json", "model.safetensors.index.json", "preprocessor_config.json"}
     tokenizer = {"vocab.json", "merges.txt", "tokenizer_config.json", "chat_template.json"}

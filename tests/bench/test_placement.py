@@ -19,9 +19,10 @@ from triton_omni.errors import StageError
 from triton_omni.model_config import ModelConfig
 
 
+@pytest.mark.timeout(900)
 def test_bench_placement(checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / "placement.json"
-    sizes = "--batches 4 1 --context 48 --frames 12 --chunk-frames 4 --case-s 60 --limit-s 300 --commit abc"
+    sizes = "--batches 4 1 --context 48 --frames 12 --chunk-frames 4 --case-s 120 --limit-s 800 --commit abc"
     options = ["--checkpoint", str(checkpoint), "--device", "cpu", *sizes.split(), "--out", str(out)]
     command = [sys.executable, str(ROOT / "scripts" / "bench_placement.py"), *options]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -89,12 +89,12 @@ def test_a_dead_replica_is_taken_out_and_started_again(
 ) -> None:
     caplog.set_level(logging.INFO)
     pid = server.kill("talker_0_0")
-    assert [server.loads.get(timeout=30), server.loads.get(timeout=30)] == [SECOND, BOTH]
+    assert [server.loads.get(timeout=60), server.loads.get(timeout=60)] == [SECOND, BOTH]
     assert f"(talker_0_0, process {pid}) died, and its sessions with it; replicas of talker left: 1" in caplog.text
-    eventually(lambda: "talker_0_0 is there again" not in caplog.text, within_s=30)
+    eventually(lambda: "talker_0_0 is there again" not in caplog.text)
     server.kill("talker_1_0")
-    assert [server.loads.get(timeout=30), server.loads.get(timeout=30)] == [FIRST, BOTH]
-    eventually(lambda: caplog.text.count("is there again") != 2, within_s=30)
+    assert [server.loads.get(timeout=60), server.loads.get(timeout=60)] == [FIRST, BOTH]
+    eventually(lambda: caplog.text.count("is there again") != 2)
     assert ended.empty()
 
 
@@ -103,12 +103,12 @@ def test_one_that_dies_again_at_once_stays_out(
 ) -> None:
     caplog.set_level(logging.INFO)
     server.kill("talker_0_0")
-    eventually(lambda: "is there again" not in caplog.text, within_s=30)
+    eventually(lambda: "is there again" not in caplog.text)
     server.kill("talker_0_0")
-    assert [server.loads.get(timeout=30) for _ in range(3)] == [SECOND, BOTH, SECOND]
-    eventually(lambda: "talker_0_0 stays out: it died" not in caplog.text, within_s=30)
+    assert [server.loads.get(timeout=60) for _ in range(3)] == [SECOND, BOTH, SECOND]
+    eventually(lambda: "talker_0_0 stays out: it died" not in caplog.text)
     last = server.kill("talker_1_0")
-    assert ended.get(timeout=30).pid == last, "nobody is left"
+    assert ended.get(timeout=60).pid == last, "nobody is left"
 
 
 def test_one_that_lives_longer_gets_another_chance(
@@ -122,7 +122,7 @@ def test_one_that_lives_longer_gets_another_chance(
     monkeypatch.setattr(replicas, "PROBATION_S", 0.0)
     for number in (1, 2):
         server.kill("talker_0_0")
-        eventually(lambda number=number: caplog.text.count("is there again") != number, within_s=30)
+        eventually(lambda number=number: caplog.text.count("is there again") != number)
 
 
 def test_one_that_does_not_load_stays_out(
@@ -130,7 +130,7 @@ def test_one_that_does_not_load_stays_out(
 ) -> None:
     server.broken = True
     server.kill("talker_0_0")
-    eventually(lambda: "talker_0_0 stays out: out of memory" not in caplog.text, within_s=30)
+    eventually(lambda: "talker_0_0 stays out: out of memory" not in caplog.text)
     names = [group.name for group in read_config(server.model_repository / "talker").instance_group]
     assert names == ["talker_1"], "what Triton has is what the file says"
     assert ended.empty()
@@ -141,7 +141,7 @@ def test_the_last_replica_ends_the_server(
 ) -> None:
     server.broken = True
     server.kill("talker_0_0")
-    eventually(lambda: "stays out" not in caplog.text, within_s=30)
+    eventually(lambda: "stays out" not in caplog.text)
     last = server.kill("talker_1_0")
-    found = ended.get(timeout=30)
+    found = ended.get(timeout=60)
     assert (found.pid, found.instance) == (last, "talker_1_0")

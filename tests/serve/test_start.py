@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers import READY_TIMEOUT_S
 from triton_omni.errors import ConfigError
 from triton_omni.serve.tritonserver import TritonServer
 
@@ -43,7 +44,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
 def test_one_crash_is_survived(server: TritonServer, tmp_path: Path) -> None:
     with server:
         first = server.pid
-        server.wait_ready(60)
+        server.wait_ready(READY_TIMEOUT_S)
         assert server.running and server.pid != first
     assert (tmp_path / "server.log").read_text().startswith("start 2\n")
     assert (tmp_path / "server.crashed.log").read_text() == "start 1\n"
@@ -52,5 +53,5 @@ def test_one_crash_is_survived(server: TritonServer, tmp_path: Path) -> None:
 @pytest.mark.parametrize("server", [2], indirect=True)
 def test_two_are_told(server: TritonServer, tmp_path: Path) -> None:
     with server, pytest.raises(ConfigError, match="tritonserver ended with code -6; log: "):
-        server.wait_ready(60)
+        server.wait_ready(READY_TIMEOUT_S)
     assert (tmp_path / "starts").read_text() == "xx"
