@@ -171,7 +171,7 @@ class TritonServer:
         while True:
             ended = self._wait_exit(0.1)
             failed = self._report(progress, seen)
-            if ended and not failed and not started_again and self._returncode in _CRASHES:
+            if ended and not failed and not started_again and self.has_crashed():
                 started_again = True
                 self._start_again()
                 stubs = LoadingStubs(self.pid)
@@ -186,6 +186,10 @@ class TritonServer:
                 self._fail(f"{lost} ended while it was loading")
             if time.monotonic() > deadline:
                 self._fail(f"tritonserver was not ready after {timeout_s:g} s")
+
+    def has_crashed(self, wait_s: float = 0.0) -> bool:
+        """Whether it has ended, or does within ``wait_s``, by a crash's signal; not once it is stopped."""
+        return self._process is not None and self._wait_exit(wait_s) and self._returncode in _CRASHES
 
     def load(self, model: str, timeout_s: float | None = None) -> None:
         """ModelControl.load."""
