@@ -13,7 +13,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.oracle import Oracle
 from tests.pipeline.test_parity import CASES, FRAMES, TEXT_TOKENS, Case, assert_same_sound, int16
-from tests.triton.client import HELLO, Answer, TritonCall, gauges, omni, open_sessions, speech
+from tests.triton.client import HELLO, Answer, TritonCall, omni, open_sessions, speech
 from triton_omni.model_config import ModelConfig
 from triton_omni.serve.tritonserver import TritonServer
 
@@ -72,16 +72,16 @@ def test_sixteen_at_once_each_get_what_they_get_alone(demo_server: TritonServer,
 
 
 def test_cancel_frees_all_three_stages(demo_server: TritonServer, eventually) -> None:
-    endless = {"ignore_eos": True, "max_tokens": 250}
-    call = omni(demo_server, speech(thinker=endless, talker={"min_frames": 900, "max_frames": 1000}))
-    responses = iter(call)
-    while not next(responses)["AUDIO"].size:
-        pass
-    assert {m for m, state in gauges(demo_server) if state == "running" and gauges(demo_server)[m, state]} >= {
-        "thinker",
-        "talker",
-    }
-    call.cancel()
+    endless = {"ignore_eos": True, "max_tokens": 3500}  # nothing can have come to its end before the cancel arrives
+    every_stage = {"thinker running", "talker running", "code2wav running"}
+    call = omni(demo_server, speech(thinker=endless, talker={"min_frames": 3500, "max_frames": 3500}))
+    try:
+        responses = iter(call)
+        while not next(responses)["AUDIO"].size:
+            pass
+        eventually(lambda: every_stage - open_sessions(demo_server).keys(), within_s=30)
+    finally:
+        call.cancel()
     eventually(lambda: open_sessions(demo_server), within_s=2)
     assert Answer(omni(demo_server, speech(talker={"max_frames": 4}))).audio.size == 4 * 1920 - 555
 
