@@ -21,6 +21,7 @@ from triton_omni.pipeline.stages import CodesChunk, Int16, Int32
 logger = logging.getLogger(__name__)
 
 STAGE = "code2wav"
+_CLOSED = StageError(STAGE, "is closed")
 
 
 @dataclasses.dataclass(slots=True)
@@ -34,7 +35,9 @@ class StreamingEngine:
     """Code2WavEngine over a RowDecoder with ``max_sessions`` slots. Thread-safe: calls run one after the other.
 
     A refused chunk leaves its session as it was, except that ``end`` always frees it. A forward that fails closes the
-    sessions it worked on, because their state is unknown then. ``clock`` gives seconds and never goes back.
+    sessions it worked on, because their state is unknown then. ``is_lost``: asked after that whether any other forward
+    can succeed; where none can the engine closes and calls ``on_death``, from within ``decode``. ``clock`` gives
+    seconds and never goes back.
     """
 
     def __init__(
@@ -43,12 +46,15 @@ class StreamingEngine:
         *,
         max_sessions: int,
         idle_timeout_s: float,
+        is_lost: Callable[[], bool] = lambda: False,
+        on_death: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
         self._shape = runner.shape
         self._max_sessions = max_sessions
         self._idle_timeout_s = idle_timeout_s
+        self._is_lost, self._on_death = is_lost, on_death
         self._clock = clock
         self._lock = threading.Lock()
         self._free = SlotPool(max_sessions)
@@ -100,20 +106,24 @@ class StreamingEngine:
     def close(self) -> None:
         """Drop all sessions; later chunks are refused."""
         with self._lock:
-            self._closed = True
-            for session_id in list(self._sessions):
-                self._drop(session_id)
+            self._close()
+
+    def _close(self) -> None:
+        self._closed = True
+        for session_id in list(self._sessions):
+            self._drop(session_id)
 
     def _decode(self, chunks: Sequence[CodesChunk], finish: Callable[[Tensor], Tensor]) -> list[Wave | OmniError]:
         results: dict[int, Wave | OmniError] = {}
         waiting = list(enumerate(chunks))
         with self._lock:
             if self._closed:
-                return [StageError(STAGE, "is closed") for _ in chunks]
+                return [_CLOSED for _ in chunks]
             self._expire()
-            while waiting:
+            while waiting and not self._closed:
                 batch, waiting = self._admit(waiting, results)
                 self._run(batch, results, finish)
+            results |= {index: _CLOSED for index, _ in waiting}
         return [results[index] for index in range(len(chunks))]
 
     def _admit(
@@ -190,6 +200,10 @@ class StreamingEngine:
             for index, chunk in batch:
                 results[index] = StageError(STAGE, f"the decoder failed: {error}")
                 self._drop(chunk.session_id)
+            if self._is_lost():
+                logger.error("code2wav: its device can run no further forward: it closes")
+                self._close()
+                self._on_death()
             return
         now_s = self._clock()
         for session, (index, chunk), wave in zip(sessions, batch, waves, strict=True):

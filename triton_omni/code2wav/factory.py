@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -15,6 +17,7 @@ from triton_omni.code2wav.model import StreamingCode2Wav
 from triton_omni.code2wav.random_weights import random_code2wav
 from triton_omni.code2wav.runner import RowDecoder, Runner
 from triton_omni.code2wav.shape import Code2WavShape
+from triton_omni.device import is_lost
 from triton_omni.errors import CheckpointError
 from triton_omni.model_config import ModelConfig
 
@@ -23,8 +26,12 @@ PREFIX = "code2wav."
 logger = logging.getLogger(__name__)
 
 
-def load_code2wav(model_config: ModelConfig, config: Code2WavConfig | None = None) -> StreamingEngine:
-    """The engine of the checkpoint's code2wav. Raises CheckpointError or ConfigError."""
+def load_code2wav(
+    model_config: ModelConfig, config: Code2WavConfig | None = None, on_death: Callable[[], None] = lambda: None
+) -> StreamingEngine:
+    """The engine of the checkpoint's code2wav. ``on_death`` is called, from within ``decode``, when its device has
+    failed for good. Raises CheckpointError or ConfigError.
+    """
     config = config or Code2WavConfig()
     began_s = time.monotonic()
     shape = Code2WavShape.from_config(model_config.code2wav)
@@ -42,7 +49,13 @@ def load_code2wav(model_config: ModelConfig, config: Code2WavConfig | None = Non
         logger.info("code2wav: %d slots of %.2f MiB", config.max_sessions, model.slot_bytes / 2**20)
         runner = Runner(model, config.step_frames(device))
     logger.info("code2wav: %s on %s, loaded in %.1f s", dtype, device, time.monotonic() - began_s)
-    return StreamingEngine(runner, max_sessions=config.max_sessions, idle_timeout_s=config.idle_timeout_s)
+    return StreamingEngine(
+        runner,
+        max_sessions=config.max_sessions,
+        idle_timeout_s=config.idle_timeout_s,
+        is_lost=partial(is_lost, device),
+        on_death=on_death,
+    )
 
 
 def _fused_runner(

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -47,10 +47,21 @@ class LocalTalkerEngine:
 
     A session waits without a slot until its first text token is there, so that it takes no place from others; once it
     speaks, it is in the batch whenever its next token has arrived. All errors of a session go to its sink.
+
+    ``is_lost``: asked after a step that failed whether any other can succeed. ``on_death`` is called once, when none
+    can, and every session that was open has its error.
     """
 
-    def __init__(self, runner: Runner, config: TalkerConfig) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        config: TalkerConfig,
+        *,
+        is_lost: Callable[[], bool] = lambda: False,
+        on_death: Callable[[], None] = lambda: None,
+    ) -> None:
         self._runner, self._config = runner, config
+        self._is_lost, self._on_death = is_lost, on_death
         self._shape = runner.shape
         runs_ahead = runner.runs_ahead if config.async_output is None else config.async_output
         self._steps_ahead = 1 if runs_ahead else 0
@@ -162,16 +173,20 @@ class LocalTalkerEngine:
     # The engine's thread: schedule, run, hand out.
 
     def _loop(self) -> None:
+        died = False
         try:
             while (work := self._schedule()) is not None:
                 self._turn(work)
         except Exception:
-            logger.exception("the talker's loop failed: it closes")
+            logger.exception("the talker can make no further step: it closes")
+            died = True
         with self._changed:
             self._closed = True
             left = list(self._sessions.values())
         for session in left:
             self._end(session, _CLOSED)
+        if died:
+            self._on_death()
 
     def _turn(self, work: Work) -> None:
         for session, event in work.ended:
@@ -267,13 +282,15 @@ class LocalTalkerEngine:
 
     @contextlib.contextmanager
     def _blaming(self, sessions: list[Session]) -> Iterator[None]:
-        """An exception inside ends these sessions and no others."""
+        """An exception inside ends these sessions and no others, unless it is the device's last."""
         try:
             yield
         except Exception as error:
             logger.exception("step of %d sessions failed", len(sessions))
             for session in sessions:
                 self._end(session, StageError(STAGE, f"{type(error).__name__}: {error}"))
+            if self._is_lost():
+                raise
 
     def _end(self, session: Session, event: CodesEvent | OmniError) -> None:
         """Forget a session, give its slot back, then tell its sink. Does nothing for one that has ended."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from triton_omni.checkpoint import Checkpoint
+from triton_omni.device import is_lost
 from triton_omni.errors import CheckpointError, ConfigError
 from triton_omni.model_config import ModelConfig
 from triton_omni.talker.config import MAX_GRAPHED_ROWS, TalkerConfig
@@ -25,12 +28,16 @@ logger = logging.getLogger(__name__)
 THINKER_EMBEDDINGS = "thinker.model.embed_tokens.weight"
 
 
-def load_talker(model_config: ModelConfig, config: TalkerConfig) -> LocalTalkerEngine:
-    """A talker engine on the checkpoint's weights.
+def load_talker(
+    model_config: ModelConfig, config: TalkerConfig, on_death: Callable[[], None] = lambda: None
+) -> LocalTalkerEngine:
+    """A talker engine on the checkpoint's weights. ``on_death`` is called when its device has failed for good; its
+    sessions have ended with an error by then.
 
     Raises: CheckpointError when config.json or the tensors do not fit, ConfigError when ``config`` does not.
     """
-    return LocalTalkerEngine(load_runner(model_config, config), config)
+    lost = partial(is_lost, config.torch_device())
+    return LocalTalkerEngine(load_runner(model_config, config), config, is_lost=lost, on_death=on_death)
 
 
 def load_runner(model_config: ModelConfig, config: TalkerConfig) -> Runner:

@@ -21,14 +21,15 @@ def load_thinker(
     model_config: ModelConfig, config: ThinkerConfig, on_death: Callable[[], None] | None = None
 ) -> ThinkerEngine:
     """Load weights and processor and start the engine; torch and vLLM load with it, not before. ``on_death`` is called
-    when an engine that has processes of its own loses them; its open requests have ended with an error by then.
+    when an engine can serve no more: its processes are gone, or its device; its open requests have ended with an error
+    by then.
 
     Raises: CheckpointError, ConfigError.
     """
     if not _takes_vllm(config.engine):
         from triton_omni.thinker.transformers_engine import TransformersThinker
 
-        return TransformersThinker(model_config, config)
+        return TransformersThinker(model_config, config, on_death)
     # On CPU vLLM would bind its threads to cores which the talker and code2wav use too; it reads this at import.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     from triton_omni.thinker.vllm_engine import VllmThinker

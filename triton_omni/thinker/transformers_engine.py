@@ -6,10 +6,12 @@ import dataclasses
 import logging
 import threading
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from triton_omni.device import is_lost
 from triton_omni.errors import (
     CapacityError,
     InvalidRequestError,
@@ -47,11 +49,15 @@ class TransformersThinker:
 
     Worker threads make the prompts. The engine's thread runs steps: end what was cancelled, welcome new prompts,
     prefill one, decode one token of every running request. Each request has a forward of its own, so its tokens
-    cannot depend on what runs beside it. All events leave from the engine's thread.
+    cannot depend on what runs beside it. All events leave from the engine's thread. ``on_death`` is called once, when
+    that thread can make no further step and every request that was open has its error.
     """
 
-    def __init__(self, model_config: ModelConfig, config: ThinkerConfig) -> None:
+    def __init__(
+        self, model_config: ModelConfig, config: ThinkerConfig, on_death: Callable[[], None] | None = None
+    ) -> None:
         self._config = config
+        self._on_death = on_death
         self._speaks = model_config.speaks
         self._context = context_tokens(model_config, config.max_model_len)
         self._eos_ids = eos_token_ids(model_config)
@@ -171,16 +177,19 @@ class TransformersThinker:
 
     @torch.inference_mode()
     def _run(self) -> None:
+        died = False
         try:
             while self._down is None:
                 self._step(*self._news())
         except Exception as error:
             log.exception("the thinker's engine stopped")
-            self._down = _stage_error("the engine stopped", error)
+            self._down, died = _stage_error("the engine stopped", error), True
         with self._changed:
             left = list(self._open.values())
         for sequence in left:
             self._end(sequence, self._down)
+        if died and self._on_death is not None:
+            self._on_death()
 
     def _news(self) -> tuple[list[Sequence], list[Sequence]]:
         """(cancelled, prepared) since the last step; waits while there is nothing to do."""
@@ -214,7 +223,7 @@ class TransformersThinker:
         self._send(sequence, ThinkerEvent(prompt_token_ids=sequence.prompt.encoded.token_ids))
 
     def _advance(self, sequence: Sequence) -> None:
-        """Prefill or one decode step. A failure ends this request alone."""
+        """Prefill or one decode step. A failure ends this request alone, unless it is the device's last."""
         try:
             if sequence.generation is None:
                 logits = self._prefill(sequence)
@@ -226,6 +235,8 @@ class TransformersThinker:
         except Exception as error:
             log.exception("request %s failed", sequence.id)
             self._end(sequence, _stage_error("a step failed", error))
+            if is_lost(self._model.device):
+                raise
             return
         if event.finish_reason is not None:
             self._end(sequence, event)

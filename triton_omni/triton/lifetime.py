@@ -1,4 +1,4 @@
-"""A model's process ends with its server."""
+"""A model's process ends with its server, and with its engine."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from triton_omni.lifetime import end_with
+from triton_omni.triton.responder import Responder
 
 STUB = "triton_python_backend_stub"
 _SERVER_PID_ARGUMENT = 5  # stub, model.py, shared memory: prefix, size, growth; process id of the server
@@ -16,6 +17,14 @@ def end_with_server() -> None:
     stub looks: then it stays for ever, with its GPU memory. Call before anything is loaded.
     """
     end_with(_server_pid())
+
+
+def end_without_engine(responder: Responder) -> None:
+    """A model cannot say that it will serve no more, but Triton (from 26.04 on) and the supervisor see its process end.
+    Open requests have got their errors; this sends them.
+    """
+    responder.close()
+    os._exit(1)
 
 
 def _server_pid() -> int:

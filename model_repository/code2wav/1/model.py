@@ -10,6 +10,8 @@ import importlib.util
 import locale
 import logging
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ import triton_python_backend_utils as pb_utils
 from triton_omni.errors import OmniError, StageError
 from triton_omni.pipeline.stages import Code2WavEngine, CodesChunk
 from triton_omni.triton.code2wav_wire import audio_tensors, read_chunk
-from triton_omni.triton.lifetime import end_with_server
+from triton_omni.triton.lifetime import end_with_server, end_without_engine
 from triton_omni.triton.metrics import StatsMetrics
 from triton_omni.triton.parameters import Instance, load_errors
 from triton_omni.triton.responder import Responder, ResponseStream
@@ -41,7 +43,8 @@ class TritonPythonModel:
         end_with_server()
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         instance = Instance.from_args(args)
-        self._engine = _engine(instance)
+        self._died = threading.Event()
+        self._engine = _engine(instance, self._died.set)
         self._responder = Responder(instance.name, poll_s=CANCEL_POLL_S)
         self._metrics = StatsMetrics(instance, self._engine.stats, self._responder.messages)
 
@@ -65,6 +68,8 @@ class TritonPythonModel:
                 stream.fail(result)
             else:
                 stream.send(result, final=True)
+        if self._died.is_set():
+            end_without_engine(self._responder)
 
     def finalize(self) -> None:
         self._engine.close()
@@ -82,7 +87,7 @@ def _chunk(request: Any) -> CodesChunk:
     )
 
 
-def _engine(instance: Instance) -> Code2WavEngine:
+def _engine(instance: Instance, on_death: Callable[[], None]) -> Code2WavEngine:
     if instance.uses_null_engine:
         from triton_omni.pipeline.null import NullCode2Wav, NullCode2WavConfig
 
@@ -90,4 +95,4 @@ def _engine(instance: Instance) -> Code2WavEngine:
     from triton_omni.code2wav.config import Code2WavConfig
     from triton_omni.code2wav.factory import load_code2wav
 
-    return load_code2wav(instance.checkpoint(), instance.config(Code2WavConfig))
+    return load_code2wav(instance.checkpoint(), instance.config(Code2WavConfig), on_death)

@@ -6,6 +6,7 @@ import importlib.util
 import locale
 import logging
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import triton_python_backend_utils as pb_utils
 
 from triton_omni.pipeline.stages import CodesEvent, TalkerEngine
 from triton_omni.sampling import TalkerSampling
-from triton_omni.triton.lifetime import end_with_server
+from triton_omni.triton.lifetime import end_with_server, end_without_engine
 from triton_omni.triton.metrics import StatsMetrics
 from triton_omni.triton.parameters import Instance, load_errors
 from triton_omni.triton.responder import Responder
@@ -41,8 +42,8 @@ class TritonPythonModel:
         model = instance.checkpoint()
         self._defaults = TalkerDefaults(model.default_speaker, TalkerSampling.defaults(model.generation))
         self._opened = CodesEvent(np.empty((0, model.code_groups), np.int32))
-        self._engine = _engine(instance)
         self._responder = Responder(instance.name, poll_s=CANCEL_POLL_S)
+        self._engine = _engine(instance, partial(end_without_engine, self._responder))
         self._metrics = StatsMetrics(instance, self._engine.stats, self._responder.messages)
 
     def execute(self, requests: list[Any]) -> None:
@@ -79,7 +80,7 @@ class TritonPythonModel:
         self._responder.close()
 
 
-def _engine(instance: Instance) -> TalkerEngine:
+def _engine(instance: Instance, on_death: Callable[[], None]) -> TalkerEngine:
     if instance.uses_null_engine:
         from triton_omni.pipeline.null import NullTalker, NullTalkerConfig
 
@@ -87,4 +88,4 @@ def _engine(instance: Instance) -> TalkerEngine:
     from triton_omni.talker.config import TalkerConfig
     from triton_omni.talker.factory import load_talker
 
-    return load_talker(instance.checkpoint(), instance.config(TalkerConfig))
+    return load_talker(instance.checkpoint(), instance.config(TalkerConfig), on_death)

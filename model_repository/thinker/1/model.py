@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import locale
 import logging
-import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +20,7 @@ from triton_omni.pipeline.stages import PromptRows, ThinkerEngine
 from triton_omni.pipeline.workers import Workers
 from triton_omni.sampling import ThinkerSampling
 from triton_omni.thinker.siblings import Siblings
-from triton_omni.triton.lifetime import end_with_server
+from triton_omni.triton.lifetime import end_with_server, end_without_engine
 from triton_omni.triton.metrics import StatsMetrics
 from triton_omni.triton.parameters import Instance, load_errors
 from triton_omni.triton.responder import Responder, ResponseStream
@@ -43,7 +42,7 @@ class TritonPythonModel:
         instance = Instance.from_args(args)
         self._defaults = ThinkerSampling.defaults(instance.checkpoint().generation)
         self._responder = Responder(instance.name, poll_s=CANCEL_POLL_S)
-        self._engine = _engine(instance, self._end_with_engine)
+        self._engine = _engine(instance, partial(end_without_engine, self._responder))
         self._rows = Workers("rows", ROWS_THREADS)  # rows() waits for the prefill
         self._siblings = Siblings(self._engine, ROWS_TIMEOUT_S)
         self._metrics = StatsMetrics(instance, self._engine.stats, self._responder.messages)
@@ -72,13 +71,6 @@ class TritonPythonModel:
     def _send_rows(self, request_id: str, stream: ResponseStream[PromptRows]) -> None:
         with stream.guard("thinker"):
             stream.send(self._siblings.rows(request_id), final=True)
-
-    def _end_with_engine(self) -> None:
-        """A model cannot say that it will serve no more, but Triton (from 26.04 on) and the supervisor see its process
-        end. Open requests have got their errors; this sends them.
-        """
-        self._responder.close()
-        os._exit(1)
 
     def finalize(self) -> None:
         self._siblings.close()
