@@ -22,7 +22,8 @@ class Channel:
         parts = urlsplit(f"//{target}")
         try:
             host, port = parts.hostname, parts.port
-        except ValueError:
+            (host or "").encode("idna")  # as the look-up will
+        except ValueError:  # UnicodeError is one
             host = port = None
         if not host or not port or parts.netloc != target:
             raise ConfigError(f"must be HOST:PORT, got {target!r}", field="triton_url")

@@ -152,7 +152,9 @@ async def test_a_call_that_is_given_up_before_there_is_a_connection_is_never_sen
         await channel.close()
 
 
-@pytest.mark.parametrize("target", ["", "host", "host:", ":8001", "host:port", "http://host:1", "host:1/path"])
+@pytest.mark.parametrize(
+    "target", ["", "host", "host:", ":8001", "host:port", "http://host:1", "host:1/path", "a..b:1"]
+)
 async def test_a_target_is_host_and_port(target):
     with pytest.raises(ConfigError) as caught:
         Channel(target)
