@@ -42,6 +42,7 @@ from bare_chain.repository import ROLES, bare_repository
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from triton_omni.bench import report
+from triton_omni.bench.figures import playback
 from triton_omni.model_config import SAMPLE_RATE_HZ
 from triton_omni.pipeline.chunk_policy import DEFAULT_CHUNK_FRAMES, ChunkPlan
 from triton_omni.serve.processes import model_stubs
@@ -169,13 +170,15 @@ def serve(options: argparse.Namespace, pace: Pace, instances: int) -> Iterator[T
 
 
 async def ask(stub: Any, system: System, request: Any) -> Answer:
+    """Reads for itself, not as a target of triton_omni.bench: the bare chain's responses have no EVENT."""
+
     async def once() -> AsyncIterator[Any]:
         yield request
 
     began_s = time.perf_counter()
     tokens = samples = responses = 0
-    first_text_ms = first_audio_ms = runs_dry_ms = 0.0
-    stalled = False
+    first_text_ms = 0.0
+    heard: list[tuple[float, float]] = []  # when, and how many seconds
     async for message in stub.ModelStreamInfer(once(), timeout=ANSWER_TIMEOUT_S):
         if message.error_message:
             raise RuntimeError(f"{system.name}: {message.error_message}")
@@ -186,12 +189,10 @@ async def ask(stub: Any, system: System, request: Any) -> Answer:
         tokens, samples, responses = tokens + text, samples + audio, responses + bool(text or audio)
         first_text_ms = first_text_ms or (now_ms if text else 0.0)
         if audio:
-            first_audio_ms = first_audio_ms or now_ms
-            runs_dry_ms = runs_dry_ms or now_ms
-            stalled |= now_ms > runs_dry_ms
-            runs_dry_ms = max(runs_dry_ms, now_ms) + 1e3 * audio / SAMPLE_RATE_HZ
+            heard.append((now_ms / 1e3, audio / SAMPLE_RATE_HZ))
     total_ms = (time.perf_counter() - began_s) * 1e3
-    return Answer(tokens, samples, responses, first_text_ms, first_audio_ms, total_ms, stalled)
+    first_audio_ms = 1e3 * heard[0][0] if heard else 0.0
+    return Answer(tokens, samples, responses, first_text_ms, first_audio_ms, total_ms, playback(heard).stalls > 0)
 
 
 async def closed_loop(target: str, system: System, request: Any, concurrency: int, count: int) -> list[Answer]:
