@@ -25,7 +25,7 @@ CONFIG = ThinkerConfig()
 LIMITS: dict[str, Any] = {"rate_hz": 16_000, "min_samples": 201}
 TEN_HOURS_S = 36_000
 MEMORY = 512 * 2**20  # what may be allocated on top, addresses included
-SECONDS = 5.0  # generous: the machine may be busy; decoding these files takes minutes
+CPU_S = 15.0  # generous: the machine may be slow; decoding these files takes minutes
 
 
 @pytest.fixture(autouse=True)
@@ -33,11 +33,11 @@ def little_memory_and_time() -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm", encoding="ascii") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
-    begun = time.monotonic()
+    begun = time.process_time()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, before[1]))
     try:
         yield
-        assert time.monotonic() - begun < SECONDS
+        assert time.process_time() - begun < CPU_S
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
 

@@ -10,7 +10,7 @@ import pytest
 import soundfile
 
 from tests.oracle import DecodedVideo, Oracle
-from tests.thinker.support import Media, ask, request
+from tests.thinker.support import TIMEOUT_S, Media, ask, request
 from triton_omni.pipeline.stages import ThinkerEngine
 
 pytestmark = pytest.mark.parity
@@ -50,7 +50,7 @@ def check(engine: ThinkerEngine, oracle: Oracle, media: Media, messages: Any) ->
         None, messages=messages, media=(media.audio, media.image, media.video), max_tokens=40, want_rows=True
     )
     sink = ask(engine, what)
-    rows = engine.rows(what.request_id, 0)
+    rows = engine.rows(what.request_id, TIMEOUT_S)
     np.testing.assert_array_equal(sink.prompt, expected.prompt_token_ids)
     np.testing.assert_array_equal(sink.ids, expected.token_ids)
     assert sink.finish_reason == expected.finish_reason
@@ -104,5 +104,5 @@ def test_audio_in_video(engine: ThinkerEngine, oracle: Oracle, media: Media) -> 
         inputs["feature_attention_mask"].sum(1),
         inputs["video_second_per_grid"],
     )
-    np.testing.assert_array_equal(engine.rows(what.request_id, 0).positions, positions[:, 0].numpy())
+    np.testing.assert_array_equal(engine.rows(what.request_id, TIMEOUT_S).positions, positions[:, 0].numpy())
     assert (positions[0] != positions[1]).any()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.thinker.support import Media, ask, request, send
+from tests.thinker.support import TIMEOUT_S, Media, ask, request, send
 from triton_omni.errors import InvalidRequestError, NotFoundError, RequestTimeoutError
 from triton_omni.model_config import ModelConfig
 from triton_omni.pipeline.stages import ThinkerEngine
@@ -27,7 +28,7 @@ def test_rows_equal_a_direct_forward(
     engine = transformers_engine
     what = asked(media)
     sink = ask(engine, what)
-    rows = engine.rows(what.request_id, 10)
+    rows = engine.rows(what.request_id, TIMEOUT_S)
     prompt = engine._prompts.build(what)
     model = engine._model._model
     with torch.inference_mode():
@@ -80,9 +81,9 @@ def test_any_layer_is_transformers_own(transformers_engine: TransformersThinker,
 
 
 def test_rows_are_there_before_the_answer_ends(engine: ThinkerEngine, media: Media) -> None:
-    what = request(CONTENT, media=(media.audio, media.image), max_tokens=1500, ignore_eos=True, want_rows=True)
+    what = request(CONTENT, media=(media.audio, media.image), max_tokens=3000, ignore_eos=True, want_rows=True)
     sink = send(engine, what)
-    assert engine.rows(what.request_id, 30).rows.size
+    assert engine.rows(what.request_id, TIMEOUT_S).rows.size
     assert not sink.ended
     with pytest.raises(NotFoundError, match="fetched"):
         engine.rows(what.request_id, 0)
@@ -93,9 +94,26 @@ def test_rows_are_there_before_the_answer_ends(engine: ThinkerEngine, media: Med
 def test_rows_outlive_a_short_answer_until_fetched(engine: ThinkerEngine, media: Media) -> None:
     what = asked(media)
     ask(engine, what)
-    assert engine.rows(what.request_id, 0).rows.size
+    assert engine.rows(what.request_id, TIMEOUT_S).rows.size
     with pytest.raises(NotFoundError):
         engine.rows(what.request_id, 0)
+
+
+@pytest.mark.vllm
+def test_rows_that_come_after_a_short_answer(vllm_engine: Any, media: Media, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They cross from vLLM's process by a way of their own."""
+    ended, sink = threading.Event(), vllm_engine._receiver._sink
+
+    def late(*rows: Any) -> None:
+        assert ended.wait(TIMEOUT_S)
+        sink(*rows)
+
+    monkeypatch.setattr(vllm_engine._receiver, "_sink", late)
+    what = asked(media)
+    ask(vllm_engine, what)
+    ended.set()
+    rows = vllm_engine.rows(what.request_id, TIMEOUT_S)
+    assert rows.rows.size and rows.positions.shape[0] == 3
 
 
 def test_unfetched_rows_do_not_pile_up(transformers_engine: TransformersThinker, media: Media) -> None:
@@ -114,7 +132,7 @@ def test_unfetched_rows_do_not_pile_up(transformers_engine: TransformersThinker,
 def test_a_text_prompt_has_positions_alone(engine: ThinkerEngine) -> None:
     what = request("hello", want_rows=True, max_tokens=1)
     sink = ask(engine, what)
-    rows = engine.rows(what.request_id, 0)
+    rows = engine.rows(what.request_id, TIMEOUT_S)
     assert rows.rows.shape == (0,)
     np.testing.assert_array_equal(rows.positions, np.tile(np.arange(len(sink.prompt)), (3, 1)))
 
@@ -122,7 +140,7 @@ def test_a_text_prompt_has_positions_alone(engine: ThinkerEngine) -> None:
 def test_rows_nobody_asked_for_or_knows(engine: ThinkerEngine) -> None:
     with pytest.raises(NotFoundError):
         engine.rows("nobody", 0)
-    what = request("hello", max_tokens=2000, ignore_eos=True)
+    what = request("hello", max_tokens=3000, ignore_eos=True)
     sink = send(engine, what)
     with pytest.raises(InvalidRequestError) as raised:
         engine.rows(what.request_id, 0)
@@ -142,7 +160,7 @@ def test_waiting_for_rows_has_an_end(engine: Any, media: Media) -> None:
         engine.abort(blocker.request_id)
     for sink in sinks:
         sink.done()
-    assert engine.rows(what.request_id, 30).rows.size
+    assert engine.rows(what.request_id, TIMEOUT_S).rows.size
     last.done()
 
 
@@ -150,4 +168,4 @@ def test_rows_of_a_request_that_is_refused(engine: ThinkerEngine) -> None:
     what = request([{"type": "image", "media": 0}], media=(b"junk",), want_rows=True)
     send(engine, what)
     with pytest.raises(InvalidRequestError):  # the request's own error, or by then not found
-        engine.rows(what.request_id, 30)
+        engine.rows(what.request_id, TIMEOUT_S)

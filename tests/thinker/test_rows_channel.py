@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.thinker.support import TIMEOUT_S
 from triton_omni.thinker.rows_channel import RowsReceiver, RowsSender
 
 SEND = """
@@ -32,8 +33,8 @@ def test_rows_of_another_process() -> None:
     before = open_files()
     receiver = RowsReceiver(lambda *rows: got.put(rows))
     receiver.start()
-    subprocess.run([sys.executable, "-c", SEND, receiver.address], check=True, timeout=60)
-    arrived = [got.get(timeout=30) for _ in range(41)]
+    subprocess.run([sys.executable, "-c", SEND, receiver.address], check=True, timeout=TIMEOUT_S)
+    arrived = [got.get(timeout=TIMEOUT_S) for _ in range(41)]
     for i, (name, rows, dtype) in enumerate(arrived[:40]):
         assert (name, dtype, rows.size) == (f"r{i}", "bfloat16", 1 << 20)
         assert (rows == i).all()
@@ -58,7 +59,7 @@ def test_a_sink_that_fails_does_not_stop_the_rest() -> None:
     sender = RowsSender(receiver.address)
     for name in ("bad", "good"):
         sender.send(name, np.ones(3, np.uint8), "float32")
-    assert got.get(timeout=30) == "good"
+    assert got.get(timeout=TIMEOUT_S) == "good"
     receiver.close()
     with pytest.raises(OSError):
         sender.send("late", np.ones(3, np.uint8), "float32")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.thinker.support import TIMEOUT_S
 from triton_omni.errors import InvalidRequestError, NotFoundError, RequestTimeoutError, StageError
 from triton_omni.pipeline.stages import PromptRows
 from triton_omni.thinker.rows_shelf import RowsShelf
@@ -29,14 +31,28 @@ def test_rows_are_taken_once() -> None:
     assert len(shelf) == 0
 
 
-def test_a_waiting_caller_is_woken() -> None:
+@pytest.fixture
+def waiting(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when somebody waits for rows; who changes a shelf then does so after the wait has begun."""
+    waits, wait_for = threading.Event(), threading.Condition.wait_for
+
+    def told(condition: threading.Condition, *args: Any) -> bool:
+        waits.set()  # the condition's lock is held
+        return wait_for(condition, *args)
+
+    monkeypatch.setattr(threading.Condition, "wait_for", told)
+    return waits
+
+
+def test_a_waiting_caller_is_woken(waiting: threading.Event) -> None:
     shelf, got = RowsShelf("thinker", 2), []
     shelf.open("a", wanted=True)
-    thread = threading.Thread(target=lambda: got.append(shelf.take("a", 30)))
+    thread = threading.Thread(target=lambda: got.append(shelf.take("a", TIMEOUT_S)))
     thread.start()
+    assert waiting.wait(TIMEOUT_S)
     shelf.close("a")  # the answer may end before its rows have come
     shelf.put("a", ROWS)
-    thread.join(10)
+    thread.join(TIMEOUT_S)
     assert got == [ROWS]
 
 
@@ -53,19 +69,20 @@ def test_only_the_last_ones_outlive_their_request() -> None:
     assert len(shelf) == 0
 
 
-def test_what_ends_a_request_reaches_who_waits_for_its_rows() -> None:
+def test_what_ends_a_request_reaches_who_waits_for_its_rows(waiting: threading.Event) -> None:
     shelf, raised = RowsShelf("thinker", 2), []
 
     def wait() -> None:
         with pytest.raises(StageError) as error:
-            shelf.take("a", 30)
+            shelf.take("a", TIMEOUT_S)
         raised.append(error.value)
 
     shelf.open("a", wanted=True)
     thread = threading.Thread(target=wait)
     thread.start()
+    assert waiting.wait(TIMEOUT_S)
     shelf.close("a", StageError("thinker", "died"))
-    thread.join(10)
+    thread.join(TIMEOUT_S)
     assert [error.message for error in raised] == ["died"]
 
 

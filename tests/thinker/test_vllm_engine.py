@@ -15,7 +15,7 @@ import pytest
 
 from tests.oracle import DecodedVideo, Oracle
 from tests.talker.conftest import speak, start_of
-from tests.thinker.support import Answered, Media, ask, request, send, start_vllm
+from tests.thinker.support import TIMEOUT_S, Answered, Media, ask, request, send, start_vllm
 from tests.thinker.test_parity import CASES
 from triton_omni.errors import ConfigError, OmniError, StageError
 from triton_omni.model_config import ModelConfig
@@ -82,7 +82,7 @@ def check(sink: Answered, rows: PromptRows, expected: Any) -> None:
 def test_chunks_and_a_warm_cache_change_nothing(small_chunks: Any, oracle: Oracle, media: Media) -> None:
     for case in MEDIA_CASES * 2:
         what = asked(media, case)
-        check(ask(small_chunks, what), small_chunks.rows(what.request_id, 30), expect(oracle, media, case))
+        check(ask(small_chunks, what), small_chunks.rows(what.request_id, TIMEOUT_S), expect(oracle, media, case))
 
 
 def test_a_crowd_changes_nothing(small_chunks: Any, oracle: Oracle, media: Media) -> None:
@@ -90,7 +90,7 @@ def test_a_crowd_changes_nothing(small_chunks: Any, oracle: Oracle, media: Media
     crowd = [(case, asked(media, case)) for case in (*MEDIA_CASES, "text", "several turns", "audio") * 2]
     with ThreadPoolExecutor(len(crowd)) as threads:
         sinks = [send(small_chunks, what) for _, what in crowd]
-        rows = threads.map(lambda each: small_chunks.rows(each[1].request_id, 60), crowd)
+        rows = threads.map(lambda each: small_chunks.rows(each[1].request_id, TIMEOUT_S), crowd)
         for (case, _), sink, got in zip(crowd, sinks, rows, strict=True):
             check(sink.done(), got, expect(oracle, media, case))
 
@@ -111,7 +111,7 @@ def test_codes_equal_transformers(small_chunks: Any, oracle: Oracle, media: Medi
         expected = expect(oracle, media, case)
         what = asked(media, case)
         sink = ask(small_chunks, what)
-        rows = small_chunks.rows(what.request_id, 30).rows.view(np.float32).reshape(expected.rows.shape)
+        rows = small_chunks.rows(what.request_id, TIMEOUT_S).rows.view(np.float32).reshape(expected.rows.shape)
         answer = dataclasses.replace(expected, rows=rows, token_ids=np.array(sink.ids, np.int32))
         codes, _ = speak(talker, start_of(answer, max_frames=FRAMES))
         np.testing.assert_array_equal(codes, expected.codes)
@@ -175,7 +175,7 @@ def test_a_dead_engine_tells_everybody(small_chunks: Any, death: threading.Event
     os.kill(engine.pid, signal.SIGKILL)
     for sink in open_:
         assert "engine process died" in str(sink.done().error)
-    assert death.wait(60)
+    assert death.wait(TIMEOUT_S)
     assert not small_chunks.alive()
     assert isinstance(ask(small_chunks, request("hello")).error, StageError)
     with pytest.raises(OmniError):
@@ -192,7 +192,7 @@ def test_a_close_ends_what_is_open(model_config: ModelConfig) -> None:
     engine.close()
     for sink in open_:
         assert "shutting down" in str(sink.done().error)
-    process.join(60)  # vLLM kills what has not ended by itself after SHUTDOWN_S
+    process.join(TIMEOUT_S)  # vLLM kills what has not ended by itself after SHUTDOWN_S
     assert not process.is_alive()
     assert not death.is_set()
     engine.close()

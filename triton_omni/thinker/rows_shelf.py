@@ -12,12 +12,13 @@ from triton_omni.errors import (
     OmniError,
     RequestTimeoutError,
 )
-from triton_omni.pipeline.stages import PromptRows
+from triton_omni.pipeline.stages import Int32, PromptRows
 
 
 @dataclasses.dataclass(slots=True)
 class _Place:
     wanted: bool
+    positions: Int32 | None = None
     rows: PromptRows | None = None
     fetched: bool = False
     error: OmniError | None = None
@@ -37,6 +38,17 @@ class RowsShelf:
         with self._changed:
             self._left.pop(request_id, None)
             self._open[request_id] = _Place(wanted)
+
+    def note(self, request_id: str, positions: Int32) -> None:
+        """The positions that an open request's rows belong to, int32 [3, P]."""
+        with self._changed:
+            self._open[request_id].positions = positions
+
+    def positions(self, request_id: str) -> Int32 | None:
+        """As noted, of a request that is over as well while its rows may still come; None: it waits for none."""
+        with self._changed:
+            place = self._open.get(request_id) or self._left.get(request_id)
+            return None if place is None else place.positions
 
     def put(self, request_id: str, rows: PromptRows) -> None:
         """Rows of a request that has a place; others are dropped."""

@@ -68,7 +68,6 @@ class _Open:
     request: ThinkerRequest
     sink: ThinkerSink
     task: asyncio.Task[None] | None = None
-    prompt: VllmPrompt | None = None
     begun: bool = False
     running: bool = False
     cancelled: bool = False
@@ -250,11 +249,12 @@ class VllmThinker:
             constraint = constraint_of(entry.request, self._tag_ids)
             if constraint is not None:
                 await self._loop.run_in_executor(self._grammar_worker, self._grammars.check, constraint)
-            entry.prompt = await self._loop.run_in_executor(self._workers, self._prepare, entry.request)
-            self._send(entry, ThinkerEvent(prompt_token_ids=entry.prompt.token_ids))
-            if entry.request.want_rows and not entry.prompt.num_media:
+            prompt = await self._loop.run_in_executor(self._workers, self._prepare, entry.request)
+            self._shelf.note(entry.id, prompt.positions)
+            self._send(entry, ThinkerEvent(prompt_token_ids=prompt.token_ids))
+            if entry.request.want_rows and not prompt.num_media:
                 self._take_rows(entry.id, np.empty(0, np.uint8), self._dtype)
-            last = await self._generate(entry, entry.prompt, constraint)
+            last = await self._generate(entry, prompt, constraint)
         except asyncio.CancelledError:
             last = self._down or _CANCELLED
         except OmniError as error:
@@ -332,10 +332,10 @@ class VllmThinker:
         return text
 
     def _take_rows(self, request_id: str, rows: Bytes, dtype: str) -> None:
-        with self._lock:
-            entry = self._open.get(request_id)
-        if entry is not None and entry.prompt is not None:
-            self._shelf.put(request_id, PromptRows(entry.prompt.positions, rows, dtype))
+        """From the receiver's thread, perhaps when a short answer has already ended."""
+        positions = self._shelf.positions(request_id)
+        if positions is not None:
+            self._shelf.put(request_id, PromptRows(positions, rows, dtype))
 
     def _died(self) -> StageError:
         with self._lock:
