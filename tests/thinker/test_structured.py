@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from tests.thinker.support import Answered, ask, request, send
+from tests.thinker.support import TIMEOUT_S, Answered, ask, request, send
 from triton_omni.errors import InvalidRequestError
 from triton_omni.pipeline.stages import ThinkerEngine
 
@@ -82,31 +83,30 @@ def test_neighbours_change_nothing(vllm_engine: ThinkerEngine) -> None:
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
         ({"type": "string", "pattern": "(?=a)b"}, "look-ahead"),
         ({"$ref": "#/$defs/missing"}, "missing"),
-        ({"type": "string", "pattern": "^a{1000000000}$"}, "too many"),
+        ({"type": "string", "pattern": "^a{1000000000}$"}, "too many|simpler"),  # what a slow machine meets first
     ],
 )
 def test_what_cannot_be_used_is_named(vllm_engine: ThinkerEngine, schema: Any, says: str) -> None:
     sink = send(vllm_engine, request(SAY, response_format=schema_format(schema)))
-    assert says in wait_refused(sink).message
+    assert re.search(says, wait_refused(sink).message)
     assert not sink.events
 
 
 def test_a_hostile_schema_holds_nobody_up(vllm_engine: ThinkerEngine) -> None:
-    running = send(vllm_engine, request("hello", max_tokens=900, ignore_eos=True)).until(lambda sink: bool(sink.ids))
     busy, go_on = threading.Event(), threading.Event()
     check = vllm_engine._grammars.check  # type: ignore[attr-defined]
 
     def held(constraint: Any) -> None:
         busy.set()
-        assert go_on.wait(60)
+        assert go_on.wait(TIMEOUT_S)
         check(constraint)
 
     hostile = schema_format({"type": "array", "items": {"type": "string"}, "minItems": 10**8})
     with mock.patch.object(vllm_engine._grammars, "check", held):  # type: ignore[attr-defined]
         sink = send(vllm_engine, request("hello", response_format=hostile))
-        assert busy.wait(60)
-        so_far = len(running.ids)
-        running.until(lambda sink: len(sink.ids) > so_far + 20)
+        assert busy.wait(TIMEOUT_S)
+        running = send(vllm_engine, request("hello", max_tokens=900, ignore_eos=True))
+        running.until(lambda sink: len(sink.ids) > 20)
         assert ask(vllm_engine, request("hello", max_tokens=1)).error is None
         assert not sink.events
         go_on.set()
@@ -132,12 +132,12 @@ def test_an_abort_while_the_grammar_is_judged(vllm_engine: ThinkerEngine) -> Non
 
     def held(constraint: Any) -> None:
         busy.set()
-        assert go_on.wait(60)
+        assert go_on.wait(TIMEOUT_S)
 
     with mock.patch.object(vllm_engine._grammars, "check", held):  # type: ignore[attr-defined]
         asked = request(SAY, response_format={"type": "json_object"})
         sink = send(vllm_engine, asked)
-        assert busy.wait(60)
+        assert busy.wait(TIMEOUT_S)
         vllm_engine.abort(asked.request_id)
         assert sink.done().finish_reason == "cancelled"
         go_on.set()
