@@ -220,10 +220,14 @@ def cpu_s(server: TritonServer) -> collections.Counter[str]:
 
 
 def messages(server: TritonServer) -> float:
-    """Of the project's models so far. They tell their counts four times a second."""
-    time.sleep(3 * METRICS_PERIOD_S)
-    text = urllib.request.urlopen(server.metrics_url, timeout=10).read().decode()
-    return sum(float(n) for n in re.findall(r"^omni_messages_total\{.*\} (\S+)$", text, re.MULTILINE))
+    """Of the project's models so far. They tell their counts four times a second, so it is read until it stays."""
+    counts: list[float] = []
+    while len(counts) < 2 or counts[-1] != counts[-2]:
+        if counts:
+            time.sleep(3 * METRICS_PERIOD_S)
+        text = urllib.request.urlopen(server.metrics_url, timeout=60).read().decode()
+        counts.append(sum(float(n) for n in re.findall(r"^omni_messages_total\{.*\} (\S+)$", text, re.MULTILINE)))
+    return counts[-1]
 
 
 class Round:
