@@ -17,19 +17,20 @@ _HALF = ("float16", "bfloat16")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Code2WavConfig:
-    """``max_sessions``: sessions that live at once, one slot of state each; ``device``: "auto" (a GPU where there is
-    one), "cpu", "cuda", "cuda:1" …; ``dtype``: "auto" (float16 on a GPU, float32 on CPU), "float16" or "bfloat16"
-    (operands of fused kernels, on a GPU only; sums are float32; bfloat16 costs 18 dB), "float32" or "float64" (plain
-    PyTorch); ``cuda_graph``: a step is one replay of a CUDA graph of the fused kernels, None: wherever those run;
-    ``max_step_frames``: most frames (rows x frames per row) of one forward, which bounds memory, None for the device's
-    own; ``idle_timeout_s``: a session that has received nothing for so long is dropped, so that lost streams cannot
-    keep slots; longer than a request may take; ``weights``: "checkpoint", or "random" ones of the checkpoint's shapes,
-    for which config.json is enough.
+    """``max_sessions``: sessions that live at once, one slot of state each; one more is refused, and a session lives on
+    when the talker has ended its own, so there must be as many as requests that run; ``device``: "auto" (a GPU where
+    there is one), "cpu", "cuda", "cuda:1" …; ``dtype``: "auto" (float16 on a GPU, float32 on CPU), "float16" or
+    "bfloat16" (operands of fused kernels, on a GPU only; sums are float32; bfloat16 costs 18 dB), "float32" or
+    "float64" (plain PyTorch); ``cuda_graph``: a step is one replay of a CUDA graph of the fused kernels, None: wherever
+    those run; ``max_step_frames``: most frames (rows x frames per row) of one forward, which bounds memory, None for
+    the device's own; ``idle_timeout_s``: a session that has received nothing for so long is dropped, so that lost
+    streams cannot keep slots; longer than a request may take; ``weights``: "checkpoint", or "random" ones of the
+    checkpoint's shapes, for which config.json is enough.
 
     Raises: InvalidRequestError naming the field.
     """
 
-    max_sessions: int = 64
+    max_sessions: int = 256
     device: str = "auto"
     dtype: str = "auto"
     cuda_graph: bool | None = None

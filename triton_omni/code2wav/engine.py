@@ -163,7 +163,11 @@ class StreamingEngine:
         if chunk.start:
             slot = self._free.take()
             if slot is None:
-                raise CapacityError(f"all {self._max_sessions} sessions of {STAGE} are taken", field="session_id")
+                raise CapacityError(
+                    f"all {self._max_sessions} sessions of {STAGE} are taken; max_sessions must be as large as the "
+                    "number of requests that run at once",
+                    field="session_id",
+                )
             self._sessions[chunk.session_id] = _Session(slot, self._clock())
         elif not live:
             raise NotFoundError(
