@@ -24,7 +24,7 @@ DEFAULT_WINDOW = 65_535
 DEFAULT_FRAME = 16_384
 LAST_STREAM_ID = 2**31 - 1
 # Error codes.
-NO_ERROR, REFUSED_STREAM, CANCEL, ENHANCE_YOUR_CALM = 0, 7, 8, 11
+REFUSED_STREAM, CANCEL, ENHANCE_YOUR_CALM = 7, 8, 11
 
 _HEAD = struct.Struct(">BHBBL")  # the length's 24 bits, kind, flags, stream
 _SETTING = struct.Struct(">HL")

@@ -42,10 +42,6 @@ class FrontendProcess:
     def pid(self) -> int:
         return self._running().pid
 
-    @property
-    def exit_code(self) -> int | None:
-        return self._running().poll()
-
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             raise ConfigError("the frontend was not started")
