@@ -32,7 +32,7 @@ class Server:
         self.model_repository = render(REPOSITORY, folder / "repository", instances={"talker": 2})
         self.stubs: dict[str, subprocess.Popen[bytes]] = {}
         self.loads: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
-        self.broken = False
+        self.failure: Exception | None = None
         self._stub = folder / STUB
         self._stub.symlink_to(Path(sys.executable).resolve())
         self._model = folder / "talker" / "1" / "model.py"
@@ -42,8 +42,8 @@ class Server:
     def load(self, model: str, timeout_s: float | None = None) -> None:
         names = [f"{group.name}_0" for group in read_config(self.model_repository / model).instance_group]
         self.loads.put(names)
-        if self.broken and len(names) == 2:
-            raise ConfigError("out of memory")
+        if self.failure is not None and len(names) == 2:
+            raise self.failure
         for name in names:
             if name not in self.stubs:
                 words = [str(self._stub), str(self._model), *"234567", name]
@@ -125,12 +125,17 @@ def test_one_that_lives_longer_gets_another_chance(
         eventually(lambda number=number: caplog.text.count("is there again") != number)
 
 
+@pytest.mark.parametrize("failure", [ConfigError("out of memory"), RuntimeError("out of luck")])
 def test_one_that_does_not_load_stays_out(
-    server: Server, ended: queue.SimpleQueue[Watched], eventually: Callable[..., None], caplog: pytest.LogCaptureFixture
+    server: Server,
+    ended: queue.SimpleQueue[Watched],
+    eventually: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+    failure: Exception,
 ) -> None:
-    server.broken = True
+    server.failure = failure
     server.kill("talker_0_0")
-    eventually(lambda: "talker_0_0 stays out: out of memory" not in caplog.text)
+    eventually(lambda: f"talker_0_0 stays out: {failure}" not in caplog.text)
     names = [group.name for group in read_config(server.model_repository / "talker").instance_group]
     assert names == ["talker_1"], "what Triton has is what the file says"
     assert ended.empty()
@@ -139,7 +144,7 @@ def test_one_that_does_not_load_stays_out(
 def test_the_last_replica_ends_the_server(
     server: Server, ended: queue.SimpleQueue[Watched], eventually: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.broken = True
+    server.failure = ConfigError("out of memory")
     server.kill("talker_0_0")
     eventually(lambda: "stays out" not in caplog.text)
     last = server.kill("talker_1_0")

@@ -72,9 +72,10 @@ class Replicas:
         while (dead := self._dead.get()) is not None:
             try:
                 self._replace(dead)
-            except ConfigError as error:
+            except Exception as error:  # whatever it was, the next one that dies is looked after
                 if not self._closed:
-                    logger.error("%s stays out: %s", dead.instance, error)
+                    unexpected = not isinstance(error, ConfigError)
+                    logger.error("%s stays out: %s", dead.instance, error, exc_info=unexpected)
 
     def _replace(self, dead: Watched) -> None:
         with self._lock:
@@ -96,7 +97,7 @@ class Replicas:
         began_s = time.monotonic()
         try:
             self._server.load(dead.model, self._load_timeout_s)
-        except ConfigError:
+        except Exception:
             write_config(directory, rest)
             raise
         for stub in model_stubs(self._server.pid):
