@@ -23,7 +23,7 @@ from triton_omni.talker.runner import TalkerRunner
 if TYPE_CHECKING:
     from tests.oracle import OracleAnswer  # it loads transformers
 
-TIMEOUT_S = 60
+TIMEOUT_S = 240
 CHUNKS = (4, 8, 16, 25)
 GREEDY = TalkerSampling(temperature=0.0, max_frames=12)
 

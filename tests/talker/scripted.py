@@ -43,7 +43,7 @@ class ScriptedRunner:
             raise RuntimeError("out of luck")
         if BLOCK_TEXT in text_ids:
             self.reached.set()
-            assert self.released.wait(60)
+            assert self.released.wait(240)
         codes = torch.zeros(len(slots), self.shape.groups, dtype=torch.long)
         codes[:, 1] = torch.tensor(slots)
         codes[:, 0] = torch.tensor([self.shape.codec.eos if t == EOS_TEXT else t for t in text_ids])

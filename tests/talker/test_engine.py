@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from tests.talker.conftest import CHUNKS, GREEDY, Listener, speak
+from tests.talker.conftest import CHUNKS, GREEDY, TIMEOUT_S, Listener, speak
 from tests.talker.scripted import BLOCK_TEXT, EOS_TEXT, FAIL_TEXT, ScriptedRunner
 from triton_omni.errors import InvalidRequestError, OmniError, StageError
 from triton_omni.model_config import ModelConfig
@@ -158,7 +158,7 @@ def test_a_session_without_text_holds_up_nobody(make: Make, hello: Start) -> Non
 def test_more_sessions_than_slots_wait_in_order(make: Make, hello: Start, runner: ScriptedRunner) -> None:
     engine, listeners = make(max_sessions=1), [Listener() for _ in range(4)]
     engine.start("0", hello([BLOCK_TEXT, 5, EOS_TEXT]), listeners[0])
-    assert runner.reached.wait(60)
+    assert runner.reached.wait(TIMEOUT_S)
     for i in (1, 2, 3):
         engine.start(str(i), hello([33 + i, EOS_TEXT]), listeners[i])
     assert engine.stats() == {"running": 1, "waiting": 3, "waiting_for_text": 0, "slots_free": 0}
@@ -280,7 +280,7 @@ def test_close_ends_every_session(make: Make, hello: Start) -> None:
 def test_sessions_speak_in_one_batch(make: Make, hello: Start, runner: ScriptedRunner) -> None:
     engine, listeners = make(), [Listener(), Listener()]
     engine.start("0", hello([BLOCK_TEXT, *[5] * 20, EOS_TEXT], sampling=ENOUGH), listeners[0])
-    assert runner.reached.wait(60)
+    assert runner.reached.wait(TIMEOUT_S)
     engine.start("1", hello([*[6] * 20, EOS_TEXT], sampling=ENOUGH, chunk_frames=CHUNKS), listeners[1])
     runner.released.set()
     for listener in listeners:
@@ -354,7 +354,7 @@ def test_prompts_are_computed_together_and_in_pieces(
     engine = make(max_sessions=4, prefill_chunk=16)
     speaking, listeners = Listener(), [Listener() for _ in range(3)]
     engine.start("0", hello([BLOCK_TEXT, *[5] * 30, EOS_TEXT], sampling=ENOUGH), speaking)
-    assert runner.reached.wait(60)
+    assert runner.reached.wait(TIMEOUT_S)
     runner.pieces.clear()
     rows = len(prompt(("user", [12] * 9))) - 3 + 8
     for i, listener in enumerate(listeners):
