@@ -233,6 +233,20 @@ def test_checking_a_profile_does_not_wait_for_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("overrides", "limit"),
+    [
+        (("omni_bls.request_timeout_s=900",), "max_sequence_idle_microseconds of talker's config.pbtxt"),
+        (("code2wav.idle_timeout_s=300",), "code2wav.idle_timeout_s"),
+        (("omni_bls.request_timeout_s=100", "code2wav.idle_timeout_s=100"), "code2wav.idle_timeout_s"),
+    ],
+)
+def test_a_request_must_not_outlive_its_sessions(overrides: tuple[str, ...], limit: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"must be below .* s, the {limit}") as caught:
+        rendered("cpu-demo", machine(0), tmp_path, *overrides)
+    assert caught.value.field == "omni_bls.request_timeout_s"
+
+
 class TestMemory:
     """At the shape of the published model."""
 

@@ -8,6 +8,9 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from triton_omni.code2wav.config import Code2WavConfig
+from triton_omni.errors import ConfigError
+from triton_omni.pipeline.pipeline import PipelineConfig
 from triton_omni.serve.layout import StageLayout, lay_out
 from triton_omni.serve.machine import Machine
 from triton_omni.serve.profile import Profile, default_name
@@ -46,14 +49,26 @@ class Deployment:
                 logger.info("%s", line)
 
     def render(self, source: Path, target: Path) -> Path:
-        """The model repository, in place of what ``target`` holds from an earlier start."""
+        """The model repository, in place of what ``target`` holds from an earlier start. Raises ConfigError."""
         shutil.rmtree(target, ignore_errors=True)
-        return render(
+        render(
             source,
             target,
             {stage: layout.parameters for stage, layout in self.layouts.items()},
             {stage: layout.replicas for stage, layout in self.layouts.items() if layout.replicas is not None},
         )
+        self._check_timeouts(target)
+        return target
+
+    def _check_timeouts(self, repository: Path) -> None:
+        """No session may be taken for a forgotten one while its request can still run."""
+        omni_bls = _parameters(repository, "omni_bls")
+        timeout_s = float(omni_bls.get("request_timeout_s", PipelineConfig().request_timeout_s))
+        for stage in ("talker", "code2wav"):
+            idle_s = read_config(repository / stage).sequence_batching.max_sequence_idle_microseconds / 1e6
+            _check_below(timeout_s, idle_s, f"max_sequence_idle_microseconds of {stage}'s {CONFIG}")
+        idle_s = float(_parameters(repository, "code2wav").get("idle_timeout_s", Code2WavConfig().idle_timeout_s))
+        _check_below(timeout_s, idle_s, "code2wav.idle_timeout_s")
 
     def describe(self, repository: Path) -> str:
         """The merged profile, and what Triton gets of it."""
@@ -67,3 +82,16 @@ class Deployment:
             values = [f"{key} = {parameter.string_value}" for key, parameter in sorted(config.parameters.items())]
             parts.append("\n".join([f"\n# {stage}/{CONFIG}", f"instances: {groups}", *values]))
         return "\n".join(parts)
+
+
+def _parameters(repository: Path, stage: str) -> dict[str, str]:
+    parameters = read_config(repository / stage).parameters
+    return {key: parameter.string_value for key, parameter in parameters.items()}
+
+
+def _check_below(timeout_s: float, idle_s: float, what: str) -> None:
+    if timeout_s >= idle_s:
+        raise ConfigError(
+            f"must be below {idle_s:g} s, the {what}, after which a session counts as forgotten, got {timeout_s:g}",
+            field="omni_bls.request_timeout_s",
+        )
