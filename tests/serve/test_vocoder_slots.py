@@ -6,17 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.test_profile import machine, rendered, values
-from triton_omni.code2wav.config import Code2WavConfig
-from triton_omni.pipeline.pipeline import PipelineConfig
+from tests.serve.test_profile import machine, rendered
 from triton_omni.serve.profile import names
+
+WARNING = "code2wav.max_sessions"
 
 
 @pytest.mark.parametrize("name", names())
-def test_code2wav_has_a_slot_for_each_request_that_runs(name: str, tmp_path: Path) -> None:
-    """In each replica: nothing keeps their shares equal."""
-    configs = rendered(name, machine(3), tmp_path)
-    requests = int(values(configs["omni_bls"]).get("max_requests", PipelineConfig().max_requests))
-    instances = sum(group.count for group in configs["omni_bls"].instance_group)
-    slots = int(values(configs["code2wav"]).get("max_sessions", Code2WavConfig().max_sessions))
-    assert instances * requests <= slots
+def test_a_shipped_profile_has_a_place_for_each_request_that_runs(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rendered(name, machine(3), tmp_path)
+    assert WARNING not in caplog.text
+
+
+def test_too_few_places_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rendered("cpu-demo", machine(0), tmp_path / "few", "code2wav.max_sessions=127")
+    assert f"{WARNING} is 127, and omni_bls runs up to 128 requests" in caplog.text
+    caplog.clear()
+    rendered("cpu-demo", machine(0), tmp_path / "more", "omni_bls.replicas=5")
+    assert f"{WARNING} is 256, and omni_bls runs up to 320 requests" in caplog.text
+    caplog.clear()
+    rendered("cpu-demo", machine(0), tmp_path / "null", "code2wav.max_sessions=1", "code2wav.engine=null")
+    assert WARNING not in caplog.text

@@ -57,18 +57,10 @@ class Deployment:
             {stage: layout.parameters for stage, layout in self.layouts.items()},
             {stage: layout.replicas for stage, layout in self.layouts.items() if layout.replicas is not None},
         )
-        self._check_timeouts(target)
+        _check_timeouts(target)
+        if self.layouts["code2wav"].config is not None:  # the null engine has room for all
+            _check_places(target)
         return target
-
-    def _check_timeouts(self, repository: Path) -> None:
-        """No session may be taken for a forgotten one while its request can still run."""
-        omni_bls = _parameters(repository, "omni_bls")
-        timeout_s = float(omni_bls.get("request_timeout_s", PipelineConfig().request_timeout_s))
-        for stage in ("talker", "code2wav"):
-            idle_s = read_config(repository / stage).sequence_batching.max_sequence_idle_microseconds / 1e6
-            _check_below(timeout_s, idle_s, f"max_sequence_idle_microseconds of {stage}'s {CONFIG}")
-        idle_s = float(_parameters(repository, "code2wav").get("idle_timeout_s", Code2WavConfig().idle_timeout_s))
-        _check_below(timeout_s, idle_s, "code2wav.idle_timeout_s")
 
     def describe(self, repository: Path) -> str:
         """The merged profile, and what Triton gets of it."""
@@ -82,6 +74,30 @@ class Deployment:
             values = [f"{key} = {parameter.string_value}" for key, parameter in sorted(config.parameters.items())]
             parts.append("\n".join([f"\n# {stage}/{CONFIG}", f"instances: {groups}", *values]))
         return "\n".join(parts)
+
+
+def _check_timeouts(repository: Path) -> None:
+    """No session may be taken for a forgotten one while its request can still run."""
+    omni_bls = _parameters(repository, "omni_bls")
+    timeout_s = float(omni_bls.get("request_timeout_s", PipelineConfig().request_timeout_s))
+    for stage in ("talker", "code2wav"):
+        idle_s = read_config(repository / stage).sequence_batching.max_sequence_idle_microseconds / 1e6
+        _check_below(timeout_s, idle_s, f"max_sequence_idle_microseconds of {stage}'s {CONFIG}")
+    idle_s = float(_parameters(repository, "code2wav").get("idle_timeout_s", Code2WavConfig().idle_timeout_s))
+    _check_below(timeout_s, idle_s, "code2wav.idle_timeout_s")
+
+
+def _check_places(repository: Path) -> None:
+    """Each request that runs may have a session in code2wav, where nobody waits for a place."""
+    instances = sum(group.count for group in read_config(repository / "omni_bls").instance_group)
+    each = int(_parameters(repository, "omni_bls").get("max_requests", PipelineConfig().max_requests))
+    places = int(_parameters(repository, "code2wav").get("max_sessions", Code2WavConfig().max_sessions))
+    if places < instances * each:
+        logger.warning(
+            "code2wav.max_sessions is %d, and omni_bls runs up to %d requests: with more than %d answers that speak at "
+            "once some end with a 429",
+            *(places, instances * each, places),
+        )
 
 
 def _parameters(repository: Path, stage: str) -> dict[str, str]:
