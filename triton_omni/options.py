@@ -34,6 +34,8 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], *, where: str = "", ba
 
     Raises: InvalidRequestError naming the field.
     """
+    if not values and base is not None:
+        return base
     hints = field_types(cls)  # type: ignore[arg-type]
     names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
     checked: dict[str, Any] = {}
@@ -58,6 +60,8 @@ def field_types(cls: type[Any]) -> Mapping[str, Any]:
 
 
 def _checked(value: Any, hint: Any, field: str) -> Any:
+    if type(value) is hint:
+        return value
     if isinstance(hint, types.UnionType):
         if value is None:
             return None

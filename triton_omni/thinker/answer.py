@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
-from triton_omni.pipeline.stages import FinishReason, ThinkerEvent, TokenLogprob
+from triton_omni.pipeline.stages import NO_IDS, FinishReason, ThinkerEvent, TokenLogprob
 from triton_omni.thinker.detokenizer import IncrementalDetokenizer
 from triton_omni.thinker.stop import StopStrings
 from triton_omni.thinker.tool_calls import Span, ToolCallParser
@@ -29,6 +29,8 @@ class Piece:
     tool_calls: list[ToolCallDelta] = dataclasses.field(default_factory=list)
 
     def __add__(self, later: Piece) -> Piece:
+        if self is NOTHING:
+            return later
         return Piece(
             self.token_ids + later.token_ids,
             self.text + later.text,
@@ -45,9 +47,12 @@ class Piece:
             text=self.text,
             finish_reason=finish_reason,
             logprobs=tuple(self.logprobs),
-            call_token_ids=np.array(self.call_token_ids, np.int32),
-            tool_calls=joined(self.tool_calls),
+            call_token_ids=np.array(self.call_token_ids, np.int32) if self.call_token_ids else NO_IDS,
+            tool_calls=joined(self.tool_calls) if self.tool_calls else (),
         )
+
+
+NOTHING = Piece([], "")
 
 
 class Answer:
@@ -81,6 +86,8 @@ class Answer:
 
     def push(self, token_id: int, logprob: TokenLogprob | None = None) -> Piece:
         """The next sampled id."""
+        if not self._waits_for_text:
+            return Piece([token_id], self._text.push(token_id), logprobs=[] if logprob is None else [logprob])
         self._num_tokens += 1
         self._pending.append(_Pending(token_id, self._known_chars, logprob))
         return self._leave(self._text.push(token_id))
@@ -132,8 +139,6 @@ class Answer:
 
     def _num_given(self) -> int:
         """How many of the ids that wait may leave."""
-        if not self._waits_for_text:
-            return len(self._pending)
         return sum(each.begins < self._given_chars for each in self._pending)
 
     def _piece(self, num_ids: int, text: str, stopped: bool = False) -> Piece:

@@ -254,7 +254,7 @@ class TransformersThinker:
             kv=kv,
             sampler=Sampler(sampling, prompt_ids, max_tokens, end_ids, self._model.device),
             answer=Answer(
-                self._decode_ids,
+                self._prompts.decode,
                 self._special_ids,
                 sampling.stop,
                 sampling.min_tokens,
@@ -278,10 +278,6 @@ class TransformersThinker:
         likeliest = logprobs.topk(num_likeliest)
         ranked = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
         return self._logprobs.entry(token_id, float(logprobs[token_id]), ranked)
-
-    def _decode_ids(self, token_ids: list[int]) -> str:
-        text: str = self._prompts.tokenizer.decode(token_ids, skip_special_tokens=True)
-        return text
 
     def _end(self, sequence: Sequence, last: ThinkerEvent | OmniError) -> None:
         """The one place where a request ends: frees what it holds, then tells."""

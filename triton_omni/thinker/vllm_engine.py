@@ -30,7 +30,7 @@ from triton_omni.lifetime import when_gone
 from triton_omni.model_config import ModelConfig
 from triton_omni.pipeline.stages import PromptRows, ThinkerEvent, ThinkerRequest, ThinkerSink
 from triton_omni.sampling import ThinkerSampling
-from triton_omni.thinker.answer import Answer, Piece
+from triton_omni.thinker.answer import NOTHING, Answer
 from triton_omni.thinker.config import ThinkerConfig
 from triton_omni.thinker.constraint import Constraint, constraint_of
 from triton_omni.thinker.grammar_check import GrammarChecker
@@ -287,7 +287,7 @@ class VllmThinker:
         wants_rows = entry.request.want_rows and prompt.num_media > 0
         extra_args = {ROWS_KEY: entry.id} if wants_rows else {}
         calls = ToolCallParser.of(entry.request.tools)
-        answer = Answer(self._decode_ids, self._special_ids, sampling.stop, sampling.min_tokens, calls)
+        answer = Answer(self._prompts.decode, self._special_ids, sampling.stop, sampling.min_tokens, calls)
         text = ""
         try:
             params = sampling_params(sampling, constraint, max_tokens, sorted(end_ids), extra_args)
@@ -315,7 +315,7 @@ class VllmThinker:
     ) -> ThinkerEvent:
         """The event that new ids make: what became certain, and the finish reason if it is the last."""
         completion = output.outputs[0]
-        piece = Piece([], "")
+        piece = NOTHING
         for token_id, logprob in tokens(completion, sampling.logprobs, self._logprobs):
             piece += answer.finish() if token_id in end_ids else answer.push(token_id, logprob)
             if token_id in end_ids or piece.stopped:
@@ -326,10 +326,6 @@ class VllmThinker:
             raise StageError(STAGE, f"the engine ended the answer: {completion.finish_reason}")
         piece += answer.finish(cut=completion.finish_reason == "length")
         return piece.event("length" if completion.finish_reason == "length" and not piece.stopped else "stop")
-
-    def _decode_ids(self, token_ids: list[int]) -> str:
-        text: str = self._prompts.tokenizer.decode(token_ids, skip_special_tokens=True)
-        return text
 
     def _take_rows(self, request_id: str, rows: Bytes, dtype: str) -> None:
         """From the receiver's thread, perhaps when a short answer has already ended."""

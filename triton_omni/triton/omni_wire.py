@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 
 from triton_omni.pipeline.events import OmniEvent
-from triton_omni.triton.tensors import Arrays, array_tensor, read_files, read_string, string_tensor
+from triton_omni.triton.tensors import (
+    Arrays,
+    array_tensor,
+    constant_empty,
+    constant_string,
+    read_files,
+    read_string,
+    string_tensor,
+)
 
 
 def read_request(inputs: Arrays) -> tuple[str, tuple[bytes, ...], str]:
@@ -35,13 +43,15 @@ def event_tensors(events: Sequence[OmniEvent]) -> list[list[Any]]:
 def _joined(plain: Sequence[OmniEvent]) -> list[list[Any]]:
     if not plain:
         return []
+    if len(plain) == 1:
+        return [_tensors(plain[0])]
     audio = np.concatenate([event.audio for event in plain])
     return [_tensors(OmniEvent(text="".join(event.text for event in plain), audio=audio))]
 
 
 def _tensors(event: OmniEvent) -> list[Any]:
     return [
-        string_tensor("TEXT", event.text),
-        array_tensor("AUDIO", event.audio),
-        string_tensor("EVENT", event.info_json),
+        string_tensor("TEXT", event.text) if event.text else constant_string("TEXT", ""),
+        array_tensor("AUDIO", event.audio) if event.audio.size else constant_empty("AUDIO", np.int16),
+        string_tensor("EVENT", event.info_json) if event.info else constant_string("EVENT", "{}"),
     ]

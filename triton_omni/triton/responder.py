@@ -21,6 +21,7 @@ import triton_python_backend_utils as pb_utils
 
 from triton_omni.errors import OmniError, StageError
 from triton_omni.triton.late_errors import late_error_tensors
+from triton_omni.triton.tensors import forget_constants
 from triton_omni.triton.wakeups import PARAMETER, Record, WakeupWriter, is_target
 
 logger = logging.getLogger(__name__)
@@ -171,6 +172,7 @@ class Responder:
         """Send what was queued before this call, then end the thread."""
         self._ready.put(None)
         self._thread.join()
+        forget_constants()
 
     def _run(self) -> None:
         # Every stream is polled at about the same interval, so the one that waits longest is in front.

@@ -22,6 +22,7 @@ from triton_omni.sampling import TalkerSampling
 from triton_omni.triton.tensors import (
     Arrays,
     array_tensor,
+    constant_string,
     flag_tensor,
     read_flag,
     read_ids,
@@ -114,7 +115,7 @@ def read_append(inputs: Arrays, *, end: bool) -> TalkerAppend:
 
 def codes_tensors(events: Sequence[CodesEvent]) -> list[list[Any]]:
     """One response per event: a chunk is complete when it leaves the engine."""
-    return [[array_tensor("CODES", e.codes), string_tensor("FINISH_REASON", e.finish_reason or "")] for e in events]
+    return [[array_tensor("CODES", e.codes), constant_string("FINISH_REASON", e.finish_reason or "")] for e in events]
 
 
 def read_codes(outputs: Arrays) -> CodesEvent:

@@ -27,6 +27,7 @@ from triton_omni.tools import TOOL_KEYS, check_tools, joined
 from triton_omni.triton.tensors import (
     Arrays,
     array_tensor,
+    constant_string,
     read_files,
     read_ids,
     read_json,
@@ -46,6 +47,7 @@ GENERATE_OUTPUTS = (
     "TOOL_CALLS",
 )
 ROWS_OUTPUTS = ("PROMPT_POSITIONS", "ROWS", "ROWS_DTYPE")
+_SAMPLING_FIELDS = tuple(field.name for field in dataclasses.fields(ThinkerSampling))
 _OPS = ("generate", "rows", "cancel")
 _KEYS = ("op", "request_id", "messages", "sampling", *TOOL_KEYS, "use_audio_in_video", "want_rows")
 
@@ -65,7 +67,7 @@ def generate_tensors(request: ThinkerRequest) -> list[Any]:
         "op": "generate",
         "request_id": request.request_id,
         "messages": list(request.messages),
-        "sampling": dataclasses.asdict(request.sampling),
+        "sampling": {name: getattr(request.sampling, name) for name in _SAMPLING_FIELDS},
         "use_audio_in_video": request.use_audio_in_video,
         "want_rows": request.want_rows,
     }
@@ -118,20 +120,20 @@ def _answer_tensors(answers: Sequence[ThinkerEvent]) -> list[Any]:
     tensors = [
         array_tensor("TOKEN_IDS", _ids([e.token_ids for e in answers])),
         string_tensor("TEXT", "".join(e.text for e in answers)),
-        string_tensor("FINISH_REASON", answers[-1].finish_reason or ""),
+        constant_string("FINISH_REASON", answers[-1].finish_reason or ""),
     ]
     if logprobs := [entry for e in answers for entry in e.logprobs]:
         tensors.append(string_tensor("LOGPROBS", json.dumps(logprobs, separators=(",", ":"))))
-    call_token_ids = _ids([e.call_token_ids for e in answers])
-    if call_token_ids.size:
-        tensors.append(array_tensor("CALL_TOKEN_IDS", call_token_ids))
+    if any(e.call_token_ids.size for e in answers):
+        tensors.append(array_tensor("CALL_TOKEN_IDS", _ids([e.call_token_ids for e in answers])))
     if calls := joined(delta for e in answers for delta in e.tool_calls):
         tensors.append(string_tensor("TOOL_CALLS", json.dumps(calls, ensure_ascii=False, separators=(",", ":"))))
     return tensors
 
 
 def _ids(parts: Sequence[Int32]) -> Int32:
-    return np.concatenate(parts).astype(np.int32, copy=False)
+    whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return whole.astype(np.int32, copy=False)
 
 
 def read_event(outputs: Arrays) -> ThinkerEvent:
