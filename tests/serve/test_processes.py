@@ -132,3 +132,14 @@ def test_a_replica_that_is_lost_while_the_others_load_is_noticed(tmp_path: Path)
         with stub_process(tmp_path, "talker_1_0"):
             assert stubs.lost() is None
         assert stubs.lost() == "a process of the model 'talker' (talker_1_0)"
+
+
+def test_a_model_that_tritonserver_forgets_after_it_has_loaded_is_noticed(tmp_path: Path) -> None:
+    stubs, patient = (LoadingStubs(os.getpid(), period_s=0, forgotten_grace_s=grace_s) for grace_s in (-1, 60))
+    with stub_process(tmp_path, "talker_0_0"), stub_process(tmp_path, "talker_1_0"):
+        assert stubs.lost() is None and patient.lost() is None
+        both = {"talker_0_0", "talker_1_0"}
+        assert stubs.forgotten({"talker_0_0"}, set()) is None
+        assert stubs.forgotten(both, {"talker"}) is None
+        assert stubs.forgotten(both, set()) == "a process of the model 'talker'"
+        assert patient.forgotten(both, set()) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import re
 from pathlib import Path
@@ -14,7 +15,7 @@ from triton_omni.errors import CheckpointError, ConfigError, InvalidRequestError
 from triton_omni.pipeline.null import NullTalkerConfig
 from triton_omni.pipeline.pipeline import PipelineConfig
 from triton_omni.serve.repository import read_config, render
-from triton_omni.triton.parameters import Instance, load_errors, typed_value
+from triton_omni.triton.parameters import Instance, initializer, typed_value
 
 REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
 
@@ -73,8 +74,19 @@ def test_a_wrong_parameter_is_named(parameters: dict[str, str], message: str) ->
         instance(**parameters).config(Stage)
     assert caught.value.field == f"stage: parameter {next(iter(parameters))}"
     assert message in caught.value.message
-    with pytest.raises(RuntimeError, match=r"^bad_configuration \[stage: parameter"), load_errors():
-        instance(**parameters).config(Stage)
+
+
+def test_initialize_tells_code_and_field_or_that_it_is_done(caplog: pytest.LogCaptureFixture) -> None:
+    @initializer
+    def initialize(_: object, args: dict[str, str]) -> None:
+        instance(**json.loads(args["parameters"])).config(Stage)
+
+    caplog.set_level(logging.INFO)
+    with pytest.raises(RuntimeError, match=r"^bad_configuration \[stage: parameter rate\]"):
+        initialize(None, {"parameters": '{"rate": "fast"}', "model_instance_name": "stage_0_1"})
+    assert not caplog.messages
+    initialize(None, {"parameters": '{"rate": "2"}', "model_instance_name": "stage_0_1"})
+    assert caplog.messages == ["stage_0_1 is initialized"]
 
 
 def test_two_classes_share_the_parameters() -> None:

@@ -8,7 +8,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from typing import Self
 
@@ -55,10 +55,19 @@ class LoadingStubs:
     """
 
     def __init__(
-        self, tritonserver_pid: int, *, period_s: float = 1.0, grace_s: float = 15.0, replica_grace_s: float = 120.0
+        self,
+        tritonserver_pid: int,
+        *,
+        period_s: float = 1.0,
+        grace_s: float = 15.0,
+        replica_grace_s: float = 120.0,
+        forgotten_grace_s: float = 20.0,
     ) -> None:
         self._pid = tritonserver_pid
         self._period_s, self._grace_s, self._replica_grace_s = period_s, grace_s, replica_grace_s
+        self._forgotten_grace_s = forgotten_grace_s
+        self._stubs: list[Watched] = []
+        self._waiting_since_s: dict[str, float] = {}
         self._seen_at_s: dict[str, float] = {}
         self._replica_seen_at_s: dict[str, float] = {}
         self._looked_at_s = 0.0
@@ -68,10 +77,10 @@ class LoadingStubs:
         now_s = time.monotonic()
         if now_s - self._looked_at_s >= self._period_s:
             self._looked_at_s = now_s
-            stubs = model_stubs(self._pid)
-            self._seen_at_s |= {stub.name: now_s for stub in stubs}
+            self._stubs = model_stubs(self._pid)
+            self._seen_at_s |= {stub.name: now_s for stub in self._stubs}
             # The stub that completes a configuration has the model's own name.
-            replicas = [stub for stub in stubs if stub.instance not in ("", stub.model)]
+            replicas = [stub for stub in self._stubs if stub.instance not in ("", stub.model)]
             self._replica_seen_at_s |= {f"{stub.name} ({stub.instance})": now_s for stub in replicas}
         for seen_at_s, grace_s in (
             (self._seen_at_s, self._grace_s),
@@ -80,6 +89,19 @@ class LoadingStubs:
             for name, seen_s in seen_at_s.items():
                 if now_s - seen_s > grace_s:
                     return name
+        return None
+
+    def forgotten(self, initialized: Set[str], loaded: Set[str]) -> str | None:
+        """A model whose every stub that ``lost`` saw is ``initialized`` and which tritonserver does not call ``loaded``
+        for longer than its grace.
+        """
+        now_s = time.monotonic()
+        left = {stub.name for stub in self._stubs if stub.instance not in initialized or stub.model in loaded}
+        waiting = {stub.name for stub in self._stubs} - left
+        self._waiting_since_s = {name: self._waiting_since_s.get(name, now_s) for name in waiting}
+        for name, since_s in self._waiting_since_s.items():
+            if now_s - since_s > self._forgotten_grace_s:
+                return name
         return None
 
 

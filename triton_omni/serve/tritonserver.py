@@ -40,6 +40,7 @@ BACKEND_CONFIG: Mapping[str, int] = {
     "stub-timeout-seconds": 600,  # a loaded machine starts its stubs slowly
 }
 EXIT_TIMEOUT_S = 5  # a client's open gRPC stream or an open sequence keeps the server for so long
+MAX_STARTS = 3
 _CRASHES = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
 
 Progress = Callable[[str, str], None]
@@ -159,32 +160,47 @@ class TritonServer:
     def wait_ready(self, timeout_s: float, progress: Progress | None = None) -> None:
         """Return when every model is ready. On failure the server is stopped and ConfigError carries the log's errors.
 
-        A server that crashes is started once more: on a machine with much to do, one that starts its stubs now and then
-        does (an exception from a lock that it shares with them). Its log is kept beside the new one.
+        A model's process that gets no time for a second while it loads (a busy machine, a virtual one that stands
+        still) is lost to tritonserver (24.10), which then aborts over a lock of theirs, says that the process is not
+        healthy, or waits for ever. That says nothing about the model: the server is started MAX_STARTS times. The log
+        of a start before the last is kept beside the log.
 
         Raises: ConfigError when a model does not load, the process ends, or ``timeout_s`` passes.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         seen: set[tuple[str, str]] = set()
+        for starts in range(1, MAX_STARTS + 1):
+            mishap = self._wait_ready_or_mishap(deadline_s, timeout_s, progress, seen)
+            if mishap is None:
+                return
+            if starts == MAX_STARTS:
+                self._fail(mishap)
+            self._start_again(mishap)
+
+    def _wait_ready_or_mishap(
+        self, deadline_s: float, timeout_s: float, progress: Progress | None, seen: set[tuple[str, str]]
+    ) -> str | None:
+        """None once it is ready; what happened, if that may go well another time."""
         stubs = LoadingStubs(self.pid)
-        started_again = False
         while True:
             ended = self._wait_exit(0.1)
-            failed = self._report(progress, seen)
-            if ended and not failed and not started_again and self.has_crashed():
-                started_again = True
-                self._start_again()
-                stubs = LoadingStubs(self.pid)
-                continue
+            log = self.log_path.read_text(errors="replace")
+            failed = self._report(log, progress, seen)
+            ending = f"tritonserver ended with code {self._returncode}"
+            if failed and (unhealthy := server_log.unhealthy(log)):
+                return unhealthy
+            if ended and not failed and self.has_crashed():
+                return ending
             if ended or failed:
-                ending = f"tritonserver ended with code {self._returncode}"
                 self._fail(f"the model {failed!r} did not load" if failed else ending)
             if _answers(f"{self.http_url}/v2/health/ready"):
-                self._report(progress, seen)
-                return
+                self._report(self.log_path.read_text(errors="replace"), progress, seen)
+                return None
             if lost := stubs.lost():
                 self._fail(f"{lost} ended while it was loading")
-            if time.monotonic() > deadline:
+            if forgotten := stubs.forgotten(server_log.initialized(log), server_log.loaded(log)):
+                return f"tritonserver waits for {forgotten}, which has loaded"
+            if time.monotonic() > deadline_s:
                 self._fail(f"tritonserver was not ready after {timeout_s:g} s")
 
     def has_crashed(self, wait_s: float = 0.0) -> bool:
@@ -203,11 +219,11 @@ class TritonServer:
     def _returncode(self) -> int | None:
         return self._process.returncode if self._process is not None else None
 
-    def _start_again(self) -> None:
-        crashed = self.log_path.with_suffix(".crashed" + self.log_path.suffix)
-        logger.warning("tritonserver crashed while it loaded (code %s; log: %s): again", self._returncode, crashed)
+    def _start_again(self, mishap: str) -> None:
+        kept = self.log_path.with_suffix(".crashed" + self.log_path.suffix)
+        logger.warning("%s (log: %s): starting it again", mishap, kept)
         self.stop()
-        self.log_path.replace(crashed)
+        self.log_path.replace(kept)
         self.start()
 
     def _wait_exit(self, timeout_s: float) -> bool:
@@ -217,9 +233,8 @@ class TritonServer:
             self._process.wait(timeout_s)
         return self._process.returncode is not None
 
-    def _report(self, progress: Progress | None, seen: set[tuple[str, str]]) -> str | None:
+    def _report(self, log: str, progress: Progress | None, seen: set[tuple[str, str]]) -> str | None:
         """Tell ``progress`` what is new in the log; the name of a model that failed to load, else None."""
-        log = self.log_path.read_text(errors="replace")
         for event in server_log.steps(log):
             if event not in seen and progress is not None:
                 progress(*event)

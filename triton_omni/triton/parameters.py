@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import json
+import logging
 import os
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from triton_omni import options
 from triton_omni.errors import ConfigError, InvalidRequestError, OmniError
 from triton_omni.model_config import CHECKPOINT_VARIABLE, ModelConfig
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -119,13 +122,20 @@ def _show_devices(model: str, name: str, devices: str) -> None:
         os.environ[variable] = ",".join(seen[int(d)] if int(d) < len(seen) and seen != [""] else d for d in wanted)
 
 
-@contextlib.contextmanager
-def load_errors() -> Iterator[None]:
-    """Around ``initialize``: Triton logs an exception's text alone, so this puts code and field into it."""
-    try:
-        yield
-    except OmniError as error:
-        raise RuntimeError(error.to_wire()) from error
+def initializer(initialize: Callable[[Any, dict[str, str]], None]) -> Callable[[Any, dict[str, str]], None]:
+    """Around a model's ``initialize``: Triton logs an exception's text alone, so this puts code and field into it. One
+    that went well is told in the log, because Triton can lose its end (serve.processes.LoadingStubs).
+    """
+
+    @functools.wraps(initialize)
+    def checked(model: Any, args: dict[str, str]) -> None:
+        try:
+            initialize(model, args)
+        except OmniError as error:
+            raise RuntimeError(error.to_wire()) from error
+        logger.info("%s is initialized", args["model_instance_name"])
+
+    return checked
 
 
 def typed_value(key: str, text: str, hint: Any) -> Any:

@@ -26,7 +26,7 @@ from triton_omni.pipeline.stages import Code2WavEngine, CodesChunk
 from triton_omni.triton.code2wav_wire import audio_tensors, read_chunk
 from triton_omni.triton.lifetime import end_with_server, end_without_engine
 from triton_omni.triton.metrics import StatsMetrics
-from triton_omni.triton.parameters import Instance, load_errors
+from triton_omni.triton.parameters import Instance, initializer
 from triton_omni.triton.responder import Responder, ResponseStream
 from triton_omni.triton.tensors import arrays
 
@@ -38,7 +38,7 @@ CANCEL_POLL_S = 1.0
 class TritonPythonModel:
     """One code2wav engine. Triton makes sure that a sequence's requests reach the instance that has its state."""
 
-    @load_errors()
+    @initializer
     def initialize(self, args: dict[str, str]) -> None:
         end_with_server()
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")

@@ -22,7 +22,7 @@ from triton_omni.triton.cancel_keys import CancelKeys
 from triton_omni.triton.lifetime import end_with_server
 from triton_omni.triton.metrics import StatsMetrics
 from triton_omni.triton.omni_wire import event_tensors, read_request
-from triton_omni.triton.parameters import Instance, load_errors
+from triton_omni.triton.parameters import Instance, initializer
 from triton_omni.triton.responder import Responder, ResponseStream
 from triton_omni.triton.tensors import arrays
 from triton_omni.triton.wakeups import WakeupReader
@@ -33,7 +33,7 @@ CANCEL_POLL_S = 0.2
 class TritonPythonModel:
     """One orchestrator process."""
 
-    @load_errors()
+    @initializer
     def initialize(self, args: dict[str, str]) -> None:
         end_with_server()
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")

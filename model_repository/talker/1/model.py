@@ -23,7 +23,7 @@ from triton_omni.pipeline.stages import CodesEvent, TalkerEngine
 from triton_omni.sampling import TalkerSampling
 from triton_omni.triton.lifetime import end_with_server, end_without_engine
 from triton_omni.triton.metrics import StatsMetrics
-from triton_omni.triton.parameters import Instance, load_errors
+from triton_omni.triton.parameters import Instance, initializer
 from triton_omni.triton.responder import Responder
 from triton_omni.triton.talker_wire import TalkerDefaults, codes_tensors, read_append, read_start
 from triton_omni.triton.tensors import Arrays, arrays
@@ -34,7 +34,7 @@ CANCEL_POLL_S = 0.5
 class TritonPythonModel:
     """One talker engine. Triton makes sure that a sequence's requests reach the instance that has its session."""
 
-    @load_errors()
+    @initializer
     def initialize(self, args: dict[str, str]) -> None:
         end_with_server()
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")

@@ -22,7 +22,7 @@ from triton_omni.sampling import ThinkerSampling
 from triton_omni.thinker.siblings import Siblings
 from triton_omni.triton.lifetime import end_with_server, end_without_engine
 from triton_omni.triton.metrics import StatsMetrics
-from triton_omni.triton.parameters import Instance, load_errors
+from triton_omni.triton.parameters import Instance, initializer
 from triton_omni.triton.responder import Responder, ResponseStream
 from triton_omni.triton.tensors import arrays
 from triton_omni.triton.thinker_wire import event_tensors, read_call, rows_tensors
@@ -35,7 +35,7 @@ ROWS_TIMEOUT_S = 600.0
 class TritonPythonModel:
     """One thinker engine."""
 
-    @load_errors()
+    @initializer
     def initialize(self, args: dict[str, str]) -> None:
         end_with_server()
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
