@@ -28,7 +28,7 @@ _TOO_COSTLY = f"takes more than {CPU_S:g} s of CPU time or {MEMORY_BYTES >> 30} 
 
 
 class GrammarChecker:
-    """Starts its process with the first grammar. One check at a time; call it from a thread that may wait."""
+    """Starts its process with ``start`` or the first grammar. One check at a time, from a thread that may wait."""
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
         self._tokenizer = tokenizer
@@ -36,6 +36,11 @@ class GrammarChecker:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
+
+    def start(self) -> None:
+        """Start the process ahead of the first grammar; where it does not start, that grammar's check says so."""
+        with self._lock, contextlib.suppress(StageError, OSError):
+            self._process = self._process or self._start()
 
     def check(self, constraint: Constraint) -> None:
         """Raises InvalidRequestError naming ``constraint.field``, or StageError when nothing can be judged."""

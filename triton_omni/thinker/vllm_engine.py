@@ -53,7 +53,7 @@ from triton_omni.thinker.vllm_model import check_layers_can_be_named
 from triton_omni.thinker.vllm_plugin import register
 from triton_omni.thinker.vllm_prompt import VllmPrompt, to_vllm
 from triton_omni.thinker.vllm_sampling import sampling_params, tokens
-from triton_omni.thinker.vllm_warm_up import warm_up
+from triton_omni.thinker.vllm_warm_up import takes_long, warm_up
 
 log = logging.getLogger(__name__)
 STAGE = "thinker"
@@ -128,10 +128,12 @@ class VllmThinker:
             raise
 
     def _warm_up(self) -> None:
-        """What the first requests would otherwise wait for: each worker's own processor and template, and the kernels
-        that vLLM compiles when it first meets a batch of some size.
+        """What the first requests would otherwise wait for: each worker's own processor and template, the process that
+        checks grammars, and what vLLM compiles and imports when it first meets a batch of some size or a grammar.
         """
         began_s = time.monotonic()
+        if takes_long():
+            self._grammar_worker.submit(self._grammars.start)
         all_there = threading.Barrier(self._config.preprocess_workers)
         for made in [self._workers.submit(self._make_a_prompt, all_there) for _ in range(all_there.parties)]:
             made.result()
