@@ -1,7 +1,7 @@
 """The frontend as a process: ``python -m openai_frontend.main --checkpoint DIR [--port 9000] …``.
 
-With several workers this process listens, and each worker runs ``worker_app`` on the same socket, with the same command
-line; their metrics come together in files of a directory that goes with this process.
+With several workers this process accepts the connections and hands them out, and each worker runs ``worker_app``, with
+the same command line; their metrics come together in files of a directory that goes with this process.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ import logging
 import os
 import sys
 import tempfile
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.supervisors import Multiprocess
 
+from openai_frontend.acceptor import Acceptor
 from openai_frontend.app import create_app
 from openai_frontend.command_line import parse_settings
 from openai_frontend.metrics import SHARED_DIRECTORY_VARIABLE
@@ -47,20 +50,26 @@ def _log(settings: Settings) -> None:
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
-def _serve(settings: Settings, app: FastAPI | str) -> None:
-    uvicorn.run(
-        app,
-        factory=isinstance(app, str),
-        workers=settings.workers,
-        host=settings.host,
-        port=settings.port,
-        ssl_certfile=settings.ssl_certfile or None,
-        ssl_keyfile=settings.ssl_keyfile or None,
-        log_config=None,
-        log_level=settings.log_level,
-        timeout_graceful_shutdown=CLEAN_UP_S,
-        timeout_worker_healthcheck=WORKER_START_S,
-    )
+def _options(settings: Settings) -> dict[str, Any]:
+    """uvicorn's."""
+    return {
+        "host": settings.host,
+        "port": settings.port,
+        "ssl_certfile": settings.ssl_certfile or None,
+        "ssl_keyfile": settings.ssl_keyfile or None,
+        "log_config": None,
+        "log_level": settings.log_level,
+        "timeout_graceful_shutdown": CLEAN_UP_S,
+        "timeout_worker_healthcheck": WORKER_START_S,
+    }
+
+
+def _serve_with_workers(settings: Settings) -> None:
+    """uvicorn starts the workers and replaces those that die; an acceptor hands them their connections."""
+    options = _options(settings) | {"factory": True, "workers": settings.workers}
+    config = uvicorn.Config("openai_frontend.main:worker_app", loop="openai_frontend.worker_loop:WorkerLoop", **options)
+    with Acceptor(config.bind_socket()) as acceptor:
+        Multiprocess(config, sockets=[acceptor.door]).run()
 
 
 def main() -> None:
@@ -69,11 +78,11 @@ def main() -> None:
     try:
         app = _app(settings)  # also with workers: what is wrong with the settings is told once, and ends this process
         if settings.workers == 1:
-            return _serve(settings, app)
+            return uvicorn.run(app, **_options(settings))
         with tempfile.TemporaryDirectory(prefix="openai_frontend_") as directory:
             os.environ[SHARED_DIRECTORY_VARIABLE] = directory
             Transcripts.of_all_workers(settings.audio_id_lifetime_s).close()  # the workers find their file made
-            _serve(settings, "openai_frontend.main:worker_app")
+            _serve_with_workers(settings)
     except ConfigError as error:
         sys.exit(f"openai_frontend: {error}")
 
