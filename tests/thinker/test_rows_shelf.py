@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.thinker.support import TIMEOUT_S
-from triton_omni.errors import InvalidRequestError, NotFoundError, RequestTimeoutError, StageError
+from triton_omni.errors import InvalidRequestError, NotFoundError, OmniError, RequestTimeoutError, StageError
 from triton_omni.pipeline.stages import PromptRows
 from triton_omni.thinker.rows_shelf import RowsShelf
 
@@ -54,6 +54,28 @@ def test_a_waiting_caller_is_woken(waiting: threading.Event) -> None:
     shelf.put("a", ROWS)
     thread.join(TIMEOUT_S)
     assert got == [ROWS]
+
+
+def test_of_two_who_wait_one_gets_the_rows_and_the_other_is_told(waiting: threading.Event) -> None:
+    shelf, got = RowsShelf("thinker", 2), []
+
+    def wait() -> None:
+        try:
+            got.append(shelf.take("a", TIMEOUT_S))
+        except OmniError as error:
+            got.append(error)
+
+    shelf.open("a", wanted=True)
+    threads = [threading.Thread(target=wait) for _ in range(2)]
+    for thread in threads:
+        waiting.clear()
+        thread.start()
+        assert waiting.wait(TIMEOUT_S)
+    shelf.put("a", ROWS)
+    for thread in threads:
+        thread.join()
+    [error] = [each for each in got if each is not ROWS]
+    assert isinstance(error, NotFoundError) and "have been fetched" in error.message
 
 
 def test_only_the_last_ones_outlive_their_request() -> None:

@@ -23,6 +23,11 @@ class _Place:
     fetched: bool = False
     error: OmniError | None = None
 
+    @property
+    def is_decided(self) -> bool:
+        """Whether nothing is left to wait for, also because somebody else has waited for the same rows."""
+        return self.fetched or self.rows is not None or self.error is not None
+
 
 class RowsShelf:
     """One place per open request. Rows nobody has fetched outlive their request, those of the last ``keep`` only."""
@@ -79,7 +84,7 @@ class RowsShelf:
                 self._forget(request_id, place)
 
     def take(self, request_id: str, timeout_s: float) -> PromptRows:
-        """Waits for the rows, and hands them out once.
+        """Waits for the rows, and hands them out once; of several who wait, to one.
 
         Raises: NotFoundError, InvalidRequestError when they were not asked for, RequestTimeoutError, or the error that
         the request was closed with.
@@ -92,12 +97,12 @@ class RowsShelf:
                 raise InvalidRequestError(
                     "want_rows", f"must be true in request {request_id!r} for its rows to be kept"
                 )
-            if place.fetched:
-                raise NotFoundError("request_id", f"the rows of request {request_id!r} have been fetched")
-            if not self._changed.wait_for(lambda: place.rows is not None or place.error is not None, timeout_s):
+            if not self._changed.wait_for(lambda: place.is_decided, timeout_s):
                 raise RequestTimeoutError(
                     f"no rows of request {request_id!r} within {timeout_s:g} s", field=self._stage
                 )
+            if place.fetched:
+                raise NotFoundError("request_id", f"the rows of request {request_id!r} have been fetched")
             if place.rows is None:
                 assert place.error is not None
                 raise place.error
