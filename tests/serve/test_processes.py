@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from triton_omni.errors import ConfigError
+from triton_omni.serve import processes
 from triton_omni.serve.processes import (
     STUB,
     Exits,
@@ -18,6 +19,7 @@ from triton_omni.serve.processes import (
     Watched,
     check_ports_free,
     child_pids,
+    free_ports,
     model_stubs,
 )
 
@@ -57,10 +59,21 @@ def test_one_port_cannot_serve_twice() -> None:
 
 
 def test_free_ports_pass(listener: int) -> None:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    check_ports_free([("--port", "127.0.0.1", port)])
+    ports = free_ports(3)
+    assert len({*ports, listener}) == 4
+    check_ports_free([(f"--port-{port}", "127.0.0.1", port) for port in ports])
+
+
+@pytest.mark.parametrize("given", ["16010 60999", "1024 65535", None])
+def test_free_ports_are_none_that_the_system_gives_where_it_leaves_some(
+    given: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "range"
+    monkeypatch.setattr(processes, "_GIVEN_PORTS", file)
+    if given:
+        file.write_text(given + "\n")
+    assert len({*free_ports(4)}) == 4
+    assert given != "16010 60999" or all(16_000 <= port < 16_010 for port in free_ports(1))
 
 
 def test_an_unknown_address_names_the_option() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import random
 import select
 import socket
 import time
@@ -18,6 +19,8 @@ STUB = "triton_python_backend_stub"
 _INSTANCE_WORD = 8  # of a stub's command line
 # Before a command: it is asked to end when its parent ends, also when that was killed and could not clean up.
 WITH_PARENT = ("setpriv", "--pdeathsig", "TERM")
+_FIRST_PORT = 16_000  # well-known servers listen below
+_GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -154,6 +157,27 @@ class Exits:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def free_ports(count: int) -> list[int]:
+    """``count`` different TCP ports that are free on this machine at the moment. Not those that the system gives to
+    whoever asks for any, an outgoing connection above all: a server may load for minutes before it listens.
+    """
+    try:
+        given_from = int(_GIVEN_PORTS.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        given_from = 0
+    candidates = range(_FIRST_PORT, given_from)
+    found: list[int] = []
+    with contextlib.ExitStack() as stack:
+        for port in (*random.sample(candidates, len(candidates)), *[0] * count):
+            sock = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                sock.bind(("", port))
+                found.append(sock.getsockname()[1])
+            if len(found) == count:
+                break
+    return found
 
 
 def check_ports_free(ports: Sequence[tuple[str, str, int]]) -> None:

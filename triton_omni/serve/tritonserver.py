@@ -9,7 +9,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from triton_omni.model_config import CHECKPOINT_VARIABLE
 from triton_omni.serve import reaper, server_log
 from triton_omni.serve.installation import Installation, Interpreter
 from triton_omni.serve.model_control import ModelControl
-from triton_omni.serve.processes import WITH_PARENT, LoadingStubs
+from triton_omni.serve.processes import WITH_PARENT, LoadingStubs, free_ports
 
 __all__ = ["BACKEND_CONFIG", "Installation", "Progress", "TritonServer", "free_ports"]
 
@@ -273,15 +272,6 @@ class TritonServer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
-
-
-def free_ports(count: int) -> list[int]:
-    """``count`` different TCP ports that are free on this machine at the moment."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in sockets:
-            sock.bind(("", 0))
-        return [sock.getsockname()[1] for sock in sockets]
 
 
 def _answers(url: str) -> bool:
