@@ -34,7 +34,7 @@ def test_a_small_run(tmp_path: Path, checkpoint: Path) -> None:
     assert TEXT_MESSAGES < omni["messages_per_request"] <= MESSAGE_BUDGET
     for row in (omni, bare):
         assert row["requests"] == 4 and row["chunk_frames"] == [4, 8, 16, 25]
-        assert row["chunks_per_s"] == pytest.approx(row["req_s"] * PIECES, rel=0.01)
+        assert row["chunks_per_s"] == pytest.approx(row["req_s"] * PIECES, abs=0.005 * PIECES + 0.05)  # as rounded
         assert 0 < row["responses_per_s"] <= row["chunks_per_s"]
         assert 0 < row["ttft_ms"] <= row["e2e_ms"] <= row["e2e_p99_ms"] and 0 < row["ttfp_ms"] <= row["e2e_ms"]
         assert row["hop_ms"] > 0 and 0 <= row["stalled_requests"] <= 4
