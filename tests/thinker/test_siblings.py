@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import queue
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,6 +84,49 @@ def test_an_abort_reaches_all(pair: tuple[Siblings, Siblings, Engine]) -> None:
     pair[0].abort("theirs")
     assert pair[2].told.wait(240)
     assert pair[2].aborted == ["theirs"]
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> queue.SimpleQueue[OSError]:
+    """What the next six ``accept`` calls fail with, as where no file can be opened any more; empty when they have."""
+    accept, left = siblings.socket.socket.accept, queue.SimpleQueue[OSError]()
+    for _ in range(6):
+        left.put(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+
+    def refuse_or_accept(self: socket.socket) -> Any:
+        with contextlib.suppress(queue.Empty):
+            raise left.get_nowait()
+        return accept(self)
+
+    monkeypatch.setattr(siblings.socket.socket, "accept", refuse_or_accept)
+    return left
+
+
+def test_a_replica_listens_again_when_there_are_descriptors_again(
+    refused: queue.SimpleQueue[OSError], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(siblings, "_RETRY_S", 0.001)
+    replica, _, _ = request.getfixturevalue("pair")
+    np.testing.assert_array_equal(replica.rows("theirs").rows, ROWS.rows)
+    assert refused.empty()
+
+
+def test_a_replica_that_cannot_listen_rests_and_can_be_closed(
+    refused: queue.SimpleQueue[OSError], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests, wait = threading.Event(), threading.Event.wait
+
+    def told(event: threading.Event, timeout_s: float | None = None) -> bool:
+        if timeout_s == 3600:
+            rests.set()
+        return wait(event, timeout_s)
+
+    monkeypatch.setattr(siblings, "_RETRY_S", 3600)
+    monkeypatch.setattr(threading.Event, "wait", told)
+    replica = Siblings(Engine(), rows_timeout_s=60)
+    assert rests.wait(240)
+    replica.close()
+    assert refused.qsize() == 5
 
 
 def test_a_replica_that_is_gone_has_nothing(folder: Path) -> None:

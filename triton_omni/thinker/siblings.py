@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 STAGE = "thinker"
 THREADS = 64  # an answer with rows waits for the prefill
 _MESSAGE_BYTES = 1 << 16
+_RETRY_S = 1.0  # no descriptor or no memory for a peer now; it waits in the socket's backlog
 _CREDENTIALS = struct.Struct("3i")  # of a peer: process, user, group
 
 
@@ -46,6 +47,7 @@ class Siblings:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.bind(str(self._path))
         self._socket.listen(THREADS)
+        self._closing = threading.Event()
         self._workers = Workers("thinker-siblings", THREADS)
         self._thread = threading.Thread(target=self._listen, name="thinker-siblings", daemon=True)
         self._thread.start()
@@ -73,6 +75,7 @@ class Siblings:
 
     def close(self) -> None:
         self._path.unlink(missing_ok=True)
+        self._closing.set()
         self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._socket.close()
@@ -82,11 +85,13 @@ class Siblings:
         return (path for path in self._path.parent.glob(f"triton_omni_{STAGE}_*.socket") if path != self._path)
 
     def _listen(self) -> None:
-        while True:
+        while not self._closing.is_set():
             try:
                 peer, _ = self._socket.accept()
-            except OSError:  # closed
-                return
+            except OSError as error:
+                if not self._closing.wait(_RETRY_S):
+                    logger.warning("the other replicas of the thinker are not heard: %s", error)
+                continue
             self._workers.submit(partial(self._answer, peer))
 
     def _answer(self, peer: socket.socket) -> None:
