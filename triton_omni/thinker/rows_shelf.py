@@ -117,10 +117,6 @@ class RowsShelf:
                 place.error = place.error or error
             self._changed.notify_all()
 
-    def __len__(self) -> int:
-        """How many ended requests' rows are kept."""
-        return len(self._left)
-
     def _forget(self, request_id: str, place: _Place) -> None:
         place.error = NotFoundError("request_id", f"the rows of request {request_id!r} are no longer kept")
         self._changed.notify_all()
