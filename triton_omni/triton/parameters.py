@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import json
 import logging
 import os
@@ -133,6 +134,8 @@ def initializer(initialize: Callable[[Any, dict[str, str]], None]) -> Callable[[
             initialize(model, args)
         except OmniError as error:
             raise RuntimeError(error.to_wire()) from error
+        # Each look through what a thinker on vLLM has loaded, every few hundred requests, kept all waiting for 0.35 s.
+        gc.freeze()
         logger.info("%s is initialized", args["model_instance_name"])
 
     return checked
