@@ -5,6 +5,7 @@
     scripts/bench_frontend.py --token-ms 1 --frame-ms 0.5        # engines that never are what one waits for
     scripts/bench_frontend.py --rounds 3 --out -                 # prints only
     scripts/bench_frontend.py --limit-s 120                      # as many rounds as there is time for
+    scripts/bench_frontend.py --workers 4 --concurrency 16       # and how many requests each worker gets
 
 Server, frontend and client share this machine: where it is saturated, what the frontend takes is missing elsewhere.
 Writes docs/performance/frontend.json: every run, and the medians with their ratio. Runs with any Python that has the
@@ -30,6 +31,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+from prometheus_client.mmap_dict import MmapedDict  # noqa: E402
 
 from triton_omni.bench import report  # noqa: E402
 from triton_omni.bench.command_line import measure, parser  # noqa: E402
@@ -76,14 +79,29 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S + sum(cpu_s(int(child)) for c in lists for child in c)
 
 
-def run(api: str, url: str, options: argparse.Namespace, pids: dict[str, int]) -> dict[str, Any]:
-    """One run's figures, and what each process spent on a request."""
+def answered(directory: Path) -> list[int]:
+    """Chats that each worker has answered; ``directory``: of the frontend's temporary files. One worker has none."""
+    return [
+        sum(
+            int(count)
+            for key, count, *_ in MmapedDict.read_all_values_from_file(file)
+            if "requests_total" in key and "chat/completions" in key
+        )
+        for file in sorted(directory.glob("openai_frontend_*/counter_*.db"))
+    ]
+
+
+def run(api: str, url: str, options: argparse.Namespace, pids: dict[str, int], directory: Path) -> dict[str, Any]:
+    """One run's figures, what each process spent on a request, and how many each worker of the frontend answered."""
     arguments = ["run", "--api", api, "--url", url, "--model", MODEL, "--concurrency", str(options.concurrency)]
     arguments += ["--requests", str(options.requests), "--gpus", "none"]
-    before_s = {name: cpu_s(pid) for name, pid in pids.items()}
+    before_s, before = {name: cpu_s(pid) for name, pid in pids.items()}, answered(directory)
     (row,) = measure(parser().parse_args(arguments), "", lambda row: None)
     sent = options.requests + options.concurrency  # the warm-ups, too
-    spent = {f"{name}_cpu_ms": (cpu_s(pid) - before_s[name]) / sent * 1e3 for name, pid in pids.items()}
+    spent: dict[str, Any] = {f"{name}_cpu_ms": (cpu_s(pid) - before_s[name]) / sent * 1e3 for name, pid in pids.items()}
+    if api == "openai" and before:
+        spread = [now - then for now, then in zip(answered(directory), before, strict=True)]
+        spent["requests_of_workers"] = sorted(spread, reverse=True)
     return report.rounded({"api": api, **{key: row[key] for key in KEPT}, **spent, "load": os.getloadavg()[0]})
 
 
@@ -107,7 +125,8 @@ def compare(options: argparse.Namespace, directory: Path, end_s: float) -> list[
     server = TritonServer(directory / "repository", checkpoint=checkpoint, log_path=directory / "tritonserver.log")
     (port,) = free_ports(1)
     arguments = ["--port", str(port), "--triton-url", server.grpc_target, "--checkpoint", str(checkpoint)]
-    arguments += ["--model-name", MODEL]
+    arguments += ["--model-name", MODEL, "--workers", str(options.workers)]
+    os.environ["TMPDIR"] = str(directory)
     frontend = FrontendProcess(
         f"http://127.0.0.1:{port}", arguments, log_path=directory / "frontend.log", drain_s=options.drain_s
     )
@@ -115,10 +134,12 @@ def compare(options: argparse.Namespace, directory: Path, end_s: float) -> list[
     with server, frontend, within(end_s - time.monotonic()):
         server.wait_ready(options.ready_timeout_s)
         frontend.wait_ready(options.ready_timeout_s)
+        while options.workers > 1 and len(answered(directory)) < options.workers:
+            time.sleep(0.1)  # one that answers makes it ready
         pids = {"frontend": frontend.pid, "triton": server.pid}
         for _ in range(options.rounds):
             for api, url in (("openai", frontend.url), ("grpc", server.grpc_target)):
-                runs.append(run(api, url, options, pids))
+                runs.append(run(api, url, options, pids, directory))
                 print(json.dumps(runs[-1]), flush=True)
     return runs
 
@@ -142,6 +163,7 @@ def main() -> None:
     add = arguments.add_argument
     add("--concurrency", type=int, default=32)
     add("--requests", type=int, default=160, help="of each run")
+    add("--workers", type=int, default=1, help="of the frontend")
     add("--rounds", type=int, default=5, help="of one run each way")
     add("--checkpoint", type=Path, help="whose voices and tokens the null engines pretend to have; none: a demo one")
     add("--token-ms", default="10", help="of the null thinker, for a token of one answer")
@@ -163,6 +185,7 @@ def main() -> None:
         "commit": report.commit(),
         "cpus": len(os.sched_getaffinity(0)),
         "concurrency": options.concurrency,
+        "workers": options.workers,
         "null_token_ms": float(options.token_ms),
         "null_frame_ms": float(options.frame_ms),
         **summary(runs),

@@ -29,6 +29,15 @@ class Echo(asyncio.Protocol):
         self.transport.write(data)
 
 
+class WhoAmI(asyncio.Protocol):
+    """Tells the client's port, and whether small pieces leave at once."""
+
+    def connection_made(self, transport: Any) -> None:
+        host, port = transport.get_extra_info("peername")
+        no_delay = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        transport.write(f"{host} {port} {bool(no_delay)}\n".encode())
+
+
 class Hands:
     """The acceptor's end of a worker: hands connections over, and hears what is told."""
 
@@ -51,10 +60,10 @@ class Hands:
 
 
 @contextlib.asynccontextmanager
-async def serving(tls: ssl.SSLContext | None = None) -> AsyncIterator[Hands]:
+async def serving(tls: ssl.SSLContext | None = None, protocol: Any = Echo) -> AsyncIterator[Hands]:
     ours, door = socket.socketpair()
     with ours, door:
-        server = HandedConnections(asyncio.get_running_loop(), Echo, door, tls)
+        server = HandedConnections(asyncio.get_running_loop(), protocol, door, tls)
         _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
         with socket.socket(fileno=descriptors[0]) as channel:
             yield Hands(channel)
@@ -88,6 +97,19 @@ def test_connections_begin_and_their_end_is_told(runner: asyncio.Runner):
             for client in clients:
                 assert await echo(client) == b"hello"
                 await hands.hears(CLOSED)
+
+    runner.run(run())
+
+
+def test_a_connection_knows_its_client_and_sends_at_once(runner: asyncio.Runner):
+    async def run() -> None:
+        async with serving(protocol=WhoAmI) as hands, asyncio.timeout(TIMEOUT_S):
+            client = hands.hand()
+            host, port = client.getsockname()
+            reader, writer = await asyncio.open_connection(sock=client)
+            assert await reader.readline() == f"{host} {port} True\n".encode()
+            writer.close()
+            await writer.wait_closed()
 
     runner.run(run())
 
