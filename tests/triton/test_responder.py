@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import sys
 import threading
+import uuid
 import weakref
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.triton.fake_pb_utils import Sender, Tensor
 from triton_omni.errors import CapacityError, InvalidRequestError, StageError
+from triton_omni.pipeline.events import CancelToken
 
 if "triton_python_backend_utils" not in sys.modules:
     pytest.fail("conftest.py provides it")
 
-from triton_omni.triton import wakeups
+from triton_omni.triton import cancel_keys, wakeups
 from triton_omni.triton.cancel_keys import CancelKeys
 from triton_omni.triton.responder import Responder
 from triton_omni.triton.wakeups import Record, WakeupReader, WakeupWriter
@@ -268,6 +272,43 @@ def test_a_cancel_key_finds_its_request_in_another_instance(reader: WakeupReader
     here.cancel("key")
     assert token.cancelled.wait(WAIT_S)
     other.close()
+
+
+def test_a_cancel_that_overtakes_its_request_in_another_instance_ends_it(
+    reader: WakeupReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cancel_keys, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    other, told, key = WakeupReader(), threading.Event(), uuid.uuid4().hex
+    here, there, token = CancelKeys(reader), CancelKeys(other), CancelToken()
+    remember = other.on_cancel
+    other.on_cancel = lambda digest: (remember(digest), told.set())
+    here.cancel(key)
+    assert told.wait(WAIT_S)
+    there.add(key, token)
+    assert token.cancelled
+    other.close()
+
+
+def test_an_early_cancel_is_not_remembered_for_ever(reader: WakeupReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = itertools.count(0, cancel_keys.EARLY_S)
+    monkeypatch.setattr(cancel_keys, "time", SimpleNamespace(monotonic=lambda: next(now_s)))
+    monkeypatch.setattr(cancel_keys, "broadcast", lambda *_: None)
+    keys, token = CancelKeys(reader), CancelToken()
+    keys.cancel("key")
+    keys.add("key", token)
+    assert not token.cancelled
+
+
+def test_only_so_many_early_cancels_are_remembered(reader: WakeupReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cancel_keys, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr(cancel_keys, "broadcast", lambda *_: None)
+    monkeypatch.setattr(cancel_keys, "_MAX_EARLY", 2)
+    keys = CancelKeys(reader)
+    for key in "abc":
+        keys.cancel(key)
+    for key, is_remembered in {"a": False, "b": True, "c": True}.items():
+        keys.add(key, token := CancelToken())
+        assert token.cancelled == is_remembered
 
 
 def test_a_cancel_key_is_forgotten_with_its_request(reader: WakeupReader) -> None:
