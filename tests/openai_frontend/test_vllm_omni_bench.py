@@ -16,14 +16,14 @@ from tests.openai_frontend.conftest import MODEL
 from triton_omni.serve.frontend import FrontendProcess
 from triton_omni.serve.tritonserver import TritonServer
 
-pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.vllm]
+TIMEOUT_S = 280  # of the installation, and of the bench
+pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(2 * TIMEOUT_S + 300)]
 REQUIREMENTS = Path(__file__).with_name("vllm_omni_requirements.txt")
 QUESTION = Path(__file__).parents[1] / "data" / "question.wav"
 SENTENCES = ("The sea is wide.", "The sky is blue.", "Rain falls on the road.")
 METRICS = "ttft,tpot,itl,e2el,audio_ttfp,audio_rtf,audio_duration"
 # Of the null engines: 40 tokens, 3.72 frames each.
 TOKENS, FRAMES = 40, 149
-TIMEOUT_S = 280
 
 
 @pytest.fixture(scope="module")
