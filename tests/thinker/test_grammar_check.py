@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +16,7 @@ from triton_omni.thinker.constraint import Constraint
 pytest.importorskip("llguidance")
 pytestmark = pytest.mark.vllm
 
+from triton_omni.thinker import grammar_check  # noqa: E402
 from triton_omni.thinker.grammar_check import GrammarChecker  # noqa: E402
 
 PERSON = {
@@ -104,6 +107,22 @@ def test_hostile_schemas_are_refused_and_the_next_is_served(checker: GrammarChec
     with pytest.raises(InvalidRequestError) as caught:
         checker.check(json_schema(HOSTILE[name]))
     assert caught.value.field == "response_format.json_schema.schema"
+    checker.check(json_schema(PERSON))
+
+
+def test_a_check_that_hangs_is_refused_and_the_next_is_served(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checker.check(json_schema(PERSON))
+    hanging = checker._process
+    assert hanging is not None
+    hanging.send_signal(signal.SIGSTOP)
+    os.waitpid(hanging.pid, os.WUNTRACED)  # until it has stopped
+    with monkeypatch.context() as patch, pytest.raises(InvalidRequestError, match="s to prepare") as caught:
+        patch.setattr(grammar_check, "WALL_S", 0.1)
+        checker.check(json_schema(PERSON))
+    assert caught.value.field == "response_format.json_schema.schema"
+    assert hanging.returncode == -signal.SIGKILL
     checker.check(json_schema(PERSON))
 
 

@@ -1,8 +1,9 @@
 """Judges grammars before vLLM gets them: whether llguidance takes them, and at what cost.
 
 A few lines of schema can ask for hours and gigabytes (``minItems: 1e9``). So each grammar is prepared once in a process
-of its own, which the kernel ends when CPU time or memory run out. vLLM prepares the same grammar with the same limits,
-in a thread beside its step loop, and from then on pays for each token's mask at most what llguidance's limits allow.
+of its own, which the kernel ends when CPU time or memory run out, and its parent when no answer comes. vLLM prepares
+the same grammar with the same limits, in a thread beside its step loop, and from then on pays for each token's mask at
+most what llguidance's limits allow.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from triton_omni.thinker.constraint import Constraint
 
 CPU_S = 2.0  # for one grammar, whatever else the machine does
 MEMORY_BYTES = 2 << 30  # for the tokenizer's tables (0.2 GB of a vocabulary of 152k) and one grammar
+WALL_S = 120.0  # for one answer of the process, its start's too; a busy machine gives it a small part of a core
 _TRIED_MASKS = 4  # what is too large fails with the first tokens: the whole of an object's keys, of a string's pattern
 _MAX_MESSAGE_CHARS = 300
-_TOO_COSTLY = f"takes more than {CPU_S:g} s of CPU time or {MEMORY_BYTES >> 30} GiB to prepare; give a simpler one"
+_TOO_COSTLY = (
+    f"takes more than {CPU_S:g} s of CPU time, {MEMORY_BYTES >> 30} GiB or {WALL_S:g} s to prepare; give a simpler one"
+)
 
 
 class GrammarChecker:
@@ -87,15 +91,27 @@ class GrammarChecker:
 
 
 def _ask(process: subprocess.Popen[bytes], message: Any) -> str | None:
-    """None: it ended instead of answering."""
+    """None: it ended instead of answering, or was ended after WALL_S."""
     assert process.stdin is not None and process.stdout is not None
+    overdue = threading.Event()
+
+    def end() -> None:
+        overdue.set()
+        process.kill()
+
+    timer = threading.Timer(WALL_S, end)
+    timer.daemon = True
+    timer.start()
     try:
         process.stdin.write(json.dumps(message).encode() + b"\n")
         process.stdin.flush()
         answer = process.stdout.readline()
     except OSError:
         return None
-    return str(json.loads(answer)) if answer.endswith(b"\n") else None
+    finally:
+        timer.cancel()
+        timer.join()  # it kills now or never
+    return str(json.loads(answer)) if answer.endswith(b"\n") and not overdue.is_set() else None
 
 
 def main() -> None:
