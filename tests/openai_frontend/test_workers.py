@@ -13,7 +13,6 @@ import trustme
 
 from tests.openai_frontend.test_server import START_TIMEOUT_S, serving
 
-TIMEOUT_S = 60
 REQUEST = b"GET /health/live HTTP/1.1\r\nhost: frontend\r\nconnection: close\r\n\r\n"
 ANSWERED, CLOSED = b"HTTP/1.1 200 OK", b""
 
@@ -29,7 +28,7 @@ def kill(pid: int) -> None:
     """Returns when it has ended."""
     with os.fdopen(os.pidfd_open(pid)) as process:
         os.kill(pid, signal.SIGKILL)
-        assert select.select([process], [], [], TIMEOUT_S)[0]
+        assert select.select([process], [], [], START_TIMEOUT_S)[0]
 
 
 def told(client: ssl.SSLSocket) -> bytes:
@@ -54,7 +53,7 @@ def test_a_worker_that_dies_leaves_nobody_waiting(checkpoint: Path, tmp_path: Pa
         port = int(server.url.rpartition(":")[2])
 
         def connected(count: int) -> list[ssl.SSLSocket]:
-            sockets = [socket.create_connection(("127.0.0.1", port), TIMEOUT_S) for _ in range(count)]
+            sockets = [socket.create_connection(("127.0.0.1", port), START_TIMEOUT_S) for _ in range(count)]
             return [trusting.wrap_socket(each, server_hostname="127.0.0.1") for each in sockets]
 
         before = connected(6)  # some worker has each: it has answered the handshake
@@ -65,5 +64,3 @@ def test_a_worker_that_dies_leaves_nobody_waiting(checkpoint: Path, tmp_path: Pa
         assert {told(client) for client in after} == {ANSWERED}
         for client in before + after:
             client.close()
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(START_TIMEOUT_S) == 0
