@@ -14,7 +14,7 @@ from triton_omni.serve.repository import render
 from triton_omni.serve.tritonserver import TritonServer
 
 REPOSITORY = Path(__file__).resolve().parents[1] / "model_repository"
-READY_TIMEOUT_S = 280
+READY_TIMEOUT_S = 500
 
 MakeServer = Callable[..., TritonServer]
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 
 def test_both_ways_in_turns(checkpoint: Path, tmp_path: Path):

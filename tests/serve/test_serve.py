@@ -22,7 +22,7 @@ from triton_omni.serve.processes import STUB, check_ports_free, child_pids
 from triton_omni.serve.reaper import SHARED_MEMORY
 from triton_omni.serve.tritonserver import free_ports
 
-pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 STOP_TIMEOUT_S = 120

@@ -17,7 +17,7 @@ from tests.triton.client import HELLO, Answer, TritonCall, omni, open_sessions, 
 from triton_omni.model_config import ModelConfig
 from triton_omni.serve.tritonserver import TritonServer
 
-pytestmark = [pytest.mark.triton, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.triton
 
 GREEDY = {"thinker": {"temperature": 0, "repetition_penalty": 1}, "talker": {"temperature": 0}}
 QUESTIONS = [f"Question number {number}: what is {'very ' * number}far away?" for number in range(16)]

@@ -14,7 +14,7 @@ from tests.servers import READY_TIMEOUT_S, MakeServer
 from tests.triton.client import HELLO, Answer, omni
 from triton_omni.serve.processes import model_stubs
 
-pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 # tritonserver 24.10 asks for a sign of life within a second. When it asks is not known, so this may be over too late.
 STANDS_STILL_S = 3.5

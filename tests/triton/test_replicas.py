@@ -25,7 +25,7 @@ from triton_omni.serve.processes import Watched, model_stubs
 from triton_omni.serve.replicas import Replicas
 from triton_omni.serve.tritonserver import TritonServer
 
-pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 SESSIONS = 16
 RESTART_S = 240

@@ -13,7 +13,7 @@ from tests.triton.client import HELLO, Answer, TritonCall, omni, open_sessions, 
 from triton_omni.serve.tritonserver import TritonServer
 from triton_omni.tools import joined
 
-pytestmark = [pytest.mark.triton, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.triton
 
 TOKENS = 40  # the null thinker's text
 CITY = {"type": "object", "properties": {"city": {"enum": ["Graz", "Wien"]}}, "required": ["city"]}

@@ -20,7 +20,7 @@ from tests.triton.client import HELLO, TritonCall, omni
 from triton_omni.serve.processes import child_pids, model_stubs
 from triton_omni.serve.tritonserver import TritonServer
 
-pytestmark = [pytest.mark.triton, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.triton, pytest.mark.vllm, pytest.mark.slow]
 WAIT_S = 120
 ENDLESS = {"ignore_eos": True, "max_tokens": 4000}
 
