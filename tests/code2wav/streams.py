@@ -13,6 +13,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3Omni
 
 from triton_omni.checkpoint import Checkpoint
 from triton_omni.code2wav.runner import Row, Runner
+from triton_omni.code2wav.shape import Code2WavShape
 from triton_omni.model_config import ModelConfig
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 3e-4}  # of full scale, which is 1
@@ -34,6 +35,11 @@ def reference_wave(model: Qwen3OmniMoeCode2Wav, codes: np.ndarray) -> np.ndarray
 def random_codes(config: ModelConfig, frames: int, seed: int) -> np.ndarray:
     shape = (frames, config.code2wav["num_quantizers"])
     return np.random.default_rng(seed).integers(0, config.code2wav["codebook_size"], shape, dtype=np.int32)
+
+
+def final_samples(shape: Code2WavShape, frames: int) -> int:
+    """Samples that are final after ``frames`` frames, and the length of the reference's wave."""
+    return max(0, frames * shape.samples_per_frame - shape.lookahead_samples)
 
 
 def cut(codes: np.ndarray, sizes: Sequence[int]) -> Iterator[np.ndarray]:

@@ -53,7 +53,6 @@ def test_levels_of_the_published_shape(config):
     expected = [(1, 0), (2, 0), (4, 0), (32, 8), (160, 45), (640, 184), (1920, 555)]
     assert list(shape.levels) == [Level(*level) for level in expected]
     assert (shape.samples_per_frame, shape.lookahead_samples) == (1920, 555)
-    assert [shape.final_samples(n) for n in (0, 1, 4)] == [0, 1365, 7125]
 
 
 @pytest.mark.parametrize("key", ["sliding_window", "upsample_rates", "num_quantizers"])

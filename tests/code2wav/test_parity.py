@@ -8,7 +8,7 @@ import torch
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeRotaryEmbedding
 
-from tests.code2wav.streams import TOLERANCE, Stream, play, random_codes
+from tests.code2wav.streams import TOLERANCE, Stream, final_samples, play, random_codes
 from triton_omni.code2wav.runner import Row, Runner
 from triton_omni.code2wav.transformer import Rotary
 
@@ -83,7 +83,7 @@ def test_one_fixed_shape_serves_all_rows(config, shape, model, reference):
             parts[b].append(wave[b, first : n * shape.samples_per_frame])
             done[b] += n
     for b in range(4):
-        assert_equal(np.concatenate(parts[b]), expected[: shape.final_samples(done[b])], dtype)
+        assert_equal(np.concatenate(parts[b]), expected[: final_samples(shape, done[b])], dtype)
     assert done == [40, 37, 40, 40]
 
 

@@ -16,9 +16,9 @@ from triton_omni.code2wav.transformer import PreTransformer, Rotary
 class StreamingCode2Wav(nn.Module):
     """Qwen3OmniMoeCode2Wav with the state of its sessions in ``slots`` fixed places.
 
-    After n frames of a session the first ``shape.final_samples(n)`` samples of its wave are final and have been
-    returned; together they equal one pass of the reference over the n frames, however they were cut.
-    May be built on ``meta``; ``prepare`` follows once the parameters are in place.
+    After n frames of a session the first ``n * shape.samples_per_frame - shape.lookahead_samples`` samples of its wave
+    are final and have been returned; together they equal one pass of the reference over the n frames, however they were
+    cut. May be built on ``meta``; ``prepare`` follows once the parameters are in place.
     """
 
     group_starts: Tensor

@@ -84,10 +84,6 @@ class Code2WavShape:
         """Samples at the wave's end that wait for the next frame. The last frame's are never made."""
         return self.levels[-1].lag
 
-    def final_samples(self, frames: int) -> int:
-        """Samples that are final after ``frames`` frames, and the length of the reference's wave."""
-        return max(0, frames * self.samples_per_frame - self.lookahead_samples)
-
 
 def _require(key: str, value: Any, only: str) -> None:
     if value != only:
