@@ -170,13 +170,12 @@ def test_a_dead_engine_tells_everybody(small_chunks: Any, death: threading.Event
     open_[0].until(lambda sink: len(sink.ids) > 3)
     queued = asked(media, "audio")
     open_.append(send(small_chunks, queued))
-    assert small_chunks.alive() and not death.is_set()
+    assert not death.is_set()
     (engine,) = small_chunks._llm.engine_core.resources.engine_manager.processes
     os.kill(engine.pid, signal.SIGKILL)
     for sink in open_:
         assert "engine process died" in str(sink.done().error)
     assert death.wait(TIMEOUT_S)
-    assert not small_chunks.alive()
     assert isinstance(ask(small_chunks, request("hello")).error, StageError)
     with pytest.raises(OmniError):
         small_chunks.rows(queued.request_id, 0)

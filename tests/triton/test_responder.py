@@ -265,11 +265,11 @@ class Token:
 
 def test_a_cancel_key_finds_its_request_in_another_instance(reader: WakeupReader) -> None:
     other = WakeupReader()
-    here, there, token = CancelKeys(reader), CancelKeys(other), Token()
-    there.add("key", token)
-    here.cancel("no key of anybody")
+    here, there, token, key = CancelKeys(reader), CancelKeys(other), Token(), uuid.uuid4().hex
+    there.add(key, token)
+    here.cancel(uuid.uuid4().hex)
     assert not token.cancelled.wait(0.05)
-    here.cancel("key")
+    here.cancel(key)
     assert token.cancelled.wait(WAIT_S)
     other.close()
 

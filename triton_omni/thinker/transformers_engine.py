@@ -108,17 +108,18 @@ class TransformersThinker:
                 raise InvalidRequestError(
                     "want_rows", f"must be true in request {request_id!r} for its rows to be kept"
                 )
-            if sequence.rows_fetched:
-                raise NotFoundError("request_id", f"the rows of request {request_id!r} have been fetched")
             there = self._changed.wait_for(
-                lambda: sequence.rows is not None or sequence.status is Status.ENDED, timeout_s
+                lambda: sequence.rows is not None or sequence.rows_fetched or sequence.status is Status.ENDED, timeout_s
             )
             if not there:
                 raise RequestTimeoutError(f"no rows of request {request_id!r} within {timeout_s:g} s", field=STAGE)
+            if sequence.rows_fetched:
+                raise NotFoundError("request_id", f"the rows of request {request_id!r} have been fetched")
             if sequence.rows is None:
                 raise sequence.error or RequestCancelledError(f"request {request_id!r} was cancelled")
             rows, sequence.rows, sequence.rows_fetched = sequence.rows, None, True
             self._unfetched.pop(request_id, None)
+            self._changed.notify_all()
             return rows
 
     def abort(self, request_id: str) -> None:

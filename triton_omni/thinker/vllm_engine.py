@@ -181,10 +181,6 @@ class VllmThinker:
             running = sum(entry.running for entry in self._open.values())
             return {"running": running, "waiting": len(self._open) - running}
 
-    def alive(self) -> bool:
-        """False once vLLM's engine process is gone: nothing will be served any more."""
-        return self._down is None and not self._llm.errored
-
     def _process_ended(self) -> None:
         """From a thread that watches the engine process. vLLM itself tells only those who ask it for something."""
         with self._lock:
