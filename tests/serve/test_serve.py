@@ -59,7 +59,7 @@ class Served:
         found = [self.process.pid]
         for pid in found:
             found.extend(child_pids(pid))
-        return {pid: program(pid) for pid in found}
+        return {pid: command for pid in found if (command := program(pid))}
 
     def stop(self, number: signal.Signals) -> int:
         self.process.send_signal(number)
@@ -75,8 +75,8 @@ def program(pid: int) -> str:
 
 def shared_memory(processes: dict[int, str]) -> set[Path]:
     """The blocks that the stubs among ``processes`` were given."""
-    stubs = [command.split() for command in processes.values() if STUB in command]
-    return {SHARED_MEMORY / words[2] for words in stubs}
+    commands = [command.split() for command in processes.values()]
+    return {SHARED_MEMORY / words[2] for words in commands if words[0].endswith(STUB) and len(words) > 2}
 
 
 def assert_nothing_left(served: Served, processes: dict[int, str], blocks: set[Path]) -> None:
