@@ -21,7 +21,6 @@ from triton_omni.pipeline.stages import CodesChunk, Int16, Int32
 logger = logging.getLogger(__name__)
 
 STAGE = "code2wav"
-_CLOSED = StageError(STAGE, "is closed")
 
 
 @dataclasses.dataclass(slots=True)
@@ -118,12 +117,12 @@ class StreamingEngine:
         waiting = list(enumerate(chunks))
         with self._lock:
             if self._closed:
-                return [_CLOSED for _ in chunks]
+                return [_closed() for _ in chunks]
             self._expire()
             while waiting and not self._closed:
                 batch, waiting = self._admit(waiting, results)
                 self._run(batch, results, finish)
-            results |= {index: _CLOSED for index, _ in waiting}
+            results |= {index: _closed() for index, _ in waiting}
         return [results[index] for index in range(len(chunks))]
 
     def _admit(
@@ -232,3 +231,7 @@ class StreamingEngine:
             logger.warning("code2wav: session %s dropped, no chunk for %g s", session_id, self._idle_timeout_s)
             self._drop(session_id)
             self._expired += 1
+
+
+def _closed() -> StageError:
+    return StageError(STAGE, "is closed")

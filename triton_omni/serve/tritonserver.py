@@ -161,7 +161,7 @@ class TritonServer:
 
         A model's process that gets no time for a second while it loads (a busy machine, a virtual one that stands
         still) is lost to tritonserver (24.10), which then aborts over a lock of theirs, says that the process is not
-        healthy, or waits for ever. That says nothing about the model: the server is started MAX_STARTS times. The log
+        healthy, or waits for ever. That says nothing about the model: it is started up to MAX_STARTS times. The log
         of a start before the last is kept beside the log.
 
         Raises: ConfigError when a model does not load, the process ends, or ``timeout_s`` passes.
@@ -188,7 +188,7 @@ class TritonServer:
             ending = f"tritonserver ended with code {self._returncode}"
             if failed and (unhealthy := server_log.unhealthy(log)):
                 return unhealthy
-            if ended and not failed and self.has_crashed():
+            if not failed and self.has_crashed():
                 return ending
             if ended or failed:
                 self._fail(f"the model {failed!r} did not load" if failed else ending)
