@@ -40,8 +40,6 @@ class Setting:
 
 
 def run_triton(setting: Setting, report: Report) -> None:
-    import tritonclient.grpc as grpc
-
     from triton_omni.serve.processes import model_stubs
     from triton_omni.serve.tritonserver import TritonServer
 
@@ -52,25 +50,32 @@ def run_triton(setting: Setting, report: Report) -> None:
         with server:
             server.wait_ready(READY_S)
             (stub,) = (stub.pid for stub in model_stubs(server.pid) if "'thinker'" in stub.name)
-            processes = Processes.of(stub)
-            clients = [grpc.InferenceServerClient(server.grpc_target) for _ in range(max(setting.concurrency))]
-            for concurrency, workload in setting.turns():
-                free: queue.SimpleQueue[Any] = queue.SimpleQueue()
-                for client in clients[:concurrency]:
-                    free.put(client)
+            measure_triton(server.grpc_target, stub, setting, report)
 
-                def one(number: int, workload: Workload = workload, free: Any = free) -> Timing:
-                    client = free.get()
-                    try:
-                        return _ask_triton(client, workload, number)
-                    finally:
-                        free.put(client)
 
-                start_s, before = time.perf_counter(), processes.cpu_time()
-                with ThreadPoolExecutor(concurrency) as threads:
-                    timings = list(threads.map(one, range(workload.requests(concurrency))))
-                wall_s = time.perf_counter() - start_s
-                report(Run(concurrency, wall_s, processes.cpu_time().since(before), timings))
+def measure_triton(grpc_target: str, stub_pid: int, setting: Setting, report: Report) -> None:
+    """Of a tritonserver that runs; ``stub_pid``: the thinker's process."""
+    import tritonclient.grpc as grpc
+
+    processes = Processes.of(stub_pid)
+    clients = [grpc.InferenceServerClient(grpc_target) for _ in range(max(setting.concurrency))]
+    for concurrency, workload in setting.turns():
+        free: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        for client in clients[:concurrency]:
+            free.put(client)
+
+        def one(number: int, workload: Workload = workload, free: Any = free) -> Timing:
+            client = free.get()
+            try:
+                return _ask_triton(client, workload, number)
+            finally:
+                free.put(client)
+
+        start_s, before = time.perf_counter(), processes.cpu_time()
+        with ThreadPoolExecutor(concurrency) as threads:
+            timings = list(threads.map(one, range(workload.requests(concurrency))))
+        wall_s = time.perf_counter() - start_s
+        report(Run(concurrency, wall_s, processes.cpu_time().since(before), timings))
 
 
 def _repository(setting: Setting, target: Path) -> Path:
