@@ -172,6 +172,25 @@ def test_a_talker_slower_than_speech_still_sends_whole_chunks() -> None:
     assert set(Speech(ChunkPlan((4, 25), "adaptive"), lambda _: 2 * FRAME_S).chunks) == {4}
 
 
+@pytest.mark.parametrize("policy", ["fixed", "adaptive"])
+def test_a_speech_is_ahead_while_its_next_chunk_comes_in_time_at_the_last_frames_pace(policy: str) -> None:
+    now_s = 100.0
+    borders = ChunkBorders((4, 8), policy, lambda: now_s)
+    assert borders.is_ahead(0)  # nobody plays yet
+    for frame in range(1, 5):
+        now_s += 1.0
+        assert borders.is_ahead(frame - 1)
+        assert borders.is_complete(frame) == (frame == 4)
+    borders.leave(4)
+    assert not borders.is_ahead(0)  # frames of a second each come late
+    now_s += 0.02
+    assert not borders.is_complete(1) and borders.is_ahead(1)
+    now_s += 0.02
+    assert not borders.is_complete(2) and borders.is_ahead(2)  # 0.28 s to play
+    now_s += 0.15
+    assert not borders.is_ahead(2)  # 0.13 s, and the player is to keep 0.1
+
+
 def test_a_policy_that_is_not_known() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         ChunkPlan(policy="greedy")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,9 +85,11 @@ def make_runner(model_config: ModelConfig) -> Callable[..., TalkerRunner]:
 def make_engine(model_config: ModelConfig) -> Iterator[EngineMaker]:
     engines = []
 
-    def make(runner: TalkerRunner | None = None, **options: int) -> LocalTalkerEngine:
+    def make(
+        runner: TalkerRunner | None = None, now_s: Callable[[], float] = time.monotonic, **options: int
+    ) -> LocalTalkerEngine:
         config = TalkerConfig(**{"max_sessions": 8, "max_context": 1024, **options})
-        engines.append(LocalTalkerEngine(runner or load_runner(model_config, config), config))
+        engines.append(LocalTalkerEngine(runner or load_runner(model_config, config), config, now_s=now_s))
         return engines[-1]
 
     yield make

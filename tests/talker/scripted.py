@@ -17,7 +17,7 @@ EOS_TEXT, FAIL_TEXT, BLOCK_TEXT = 30, 31, 32
 class ScriptedRunner:
     """Frame codes are [text id heard, slot, 0, …]; EOS_TEXT ends the speech, FAIL_TEXT breaks the step, BLOCK_TEXT
     makes it wait for ``released``. ``steps`` lists the slots of each decode step, ``pieces`` (slot, first, last row) of
-    each prefill.
+    each prefill, ``calls`` the order of both: P for a prefill, S for a step.
     """
 
     runs_ahead = False
@@ -26,15 +26,18 @@ class ScriptedRunner:
         self.shape = shape
         self.steps: list[list[int]] = []
         self.pieces: list[list[tuple[int, int, int]]] = []
+        self.calls = ""
         self.reached, self.released = threading.Event(), threading.Event()
 
     def open(self, slot: int, prefill: Any, sampling: Any, seed: int) -> Prompt:
         return Prompt(slot, prefill, torch.empty(0))
 
     def prefill(self, pieces: Sequence[Piece]) -> None:
+        self.calls += "P"
         self.pieces.append([(piece.prompt.slot, piece.first, piece.last) for piece in pieces])
 
     def decode(self, slots: list[int], text_ids: list[int], limit: int) -> PendingFrames:
+        self.calls += "S"
         self.steps.append(slots)
         return TensorFrames(self._frames(slots, text_ids))
 

@@ -24,6 +24,7 @@ from triton_omni.talker.shape import TalkerShape
         ({"max_sessions": 0}, "at least 1, got 0"),
         ({"max_context": -1}, "at least 1, got -1"),
         ({"prefill_chunk": 0}, "at least 1, got 0"),
+        ({"prefill_chunks_per_step": 0}, "at least 1, got 0"),
         ({"dtype": "int8"}, "float32, bfloat16, float16, got 'int8'"),
         ({"buckets": (1, 8), "max_sessions": 9}, r"the largest at least max_sessions 9, got \(1, 8\)"),
         ({"buckets": (0, 64)}, r"at least 1, .* got \(0, 64\)"),

@@ -116,6 +116,7 @@ class ChunkBorders:
         self._sizes, self._adaptive, self._now_s = sizes, policy == "adaptive", now_s
         self._left = 0
         self._runs_dry_s = self._frame_s = float("-inf")
+        self._frame_took_s = float("inf")
 
     def until_next(self, frames: int) -> int:
         """How many frames from now ``is_complete`` is to be asked, for a chunk that has ``frames``."""
@@ -123,13 +124,20 @@ class ChunkBorders:
 
     def is_complete(self, frames: int) -> bool:
         """Whether the chunk leaves with the frame that has just been made, its number ``frames``."""
+        now_s = self._now_s()
+        self._frame_took_s, self._frame_s = now_s - self._frame_s, now_s
         size = self._size()
         if not self._adaptive or frames >= size:
             return frames >= size
-        now_s = self._now_s()
-        next_frame_s = now_s + (now_s - self._frame_s)
-        self._frame_s = now_s
-        return frames >= self._sizes[0] and next_frame_s + RESERVE_S > self._runs_dry_s
+        return frames >= self._sizes[0] and now_s + self._frame_took_s + RESERVE_S > self._runs_dry_s
+
+    def is_ahead(self, frames: int) -> bool:
+        """Whether a chunk that has ``frames`` may leave in time if its others take as long as the last one did.
+        The first one always may: nobody plays yet.
+        """
+        needed = min(self._sizes[0], self._size()) if self._adaptive else self._size()
+        complete_s = self._now_s() + max(1, needed - frames) * self._frame_took_s
+        return self._left == 0 or complete_s + RESERVE_S < self._runs_dry_s
 
     def leave(self, frames: int) -> None:
         """A chunk of ``frames`` is on its way. The player's clock runs from the first; a stall sets it anew."""

@@ -21,9 +21,11 @@ _DTYPES = ("float32", "bfloat16", "float16")
 @dataclasses.dataclass(frozen=True, slots=True)
 class TalkerConfig:
     """``max_sessions``: sessions that speak at once (one KV slot each), more wait; ``max_context``: rows of one slot,
-    prompt rows and codec frames together; ``prefill_chunk``: prompt rows, of one session or several, computed between
-    two decode steps; ``device``: "auto" (a GPU where there is one), "cpu", "cuda", "cuda:1" …; ``dtype`` of weights and
-    KV cache: "auto" (bfloat16 on a GPU, float32 on CPU), "float32", "bfloat16" or "float16".
+    prompt rows and codec frames together; ``device``: "auto" (a GPU where there is one), "cpu", "cuda", "cuda:1" …;
+    ``dtype`` of weights and KV cache: "auto" (bfloat16 on a GPU, float32 on CPU), "float32", "bfloat16" or "float16".
+
+    ``prefill_chunk``: prompt rows, of one session or several, computed at once; ``prefill_chunks_per_step``: so many of
+    these chunks at most between two decode steps, and no more than one while a session's next codes may come late.
 
     ``cuda_graph``: a step is one replay of a CUDA graph of fused kernels; None: where device and checkpoint allow it.
     ``buckets``: numbers of rows that get a graph (a batch is filled up to the next one); empty: 1, 2, 4, 8, 16, 24, 32,
@@ -37,6 +39,7 @@ class TalkerConfig:
     max_sessions: int = 32
     max_context: int = 4096
     prefill_chunk: int = 128
+    prefill_chunks_per_step: int = 4
     device: str = "auto"
     dtype: str = "auto"
     cuda_graph: bool | None = None
@@ -45,7 +48,7 @@ class TalkerConfig:
     weights: str = "checkpoint"
 
     def __post_init__(self) -> None:
-        for field in ("max_sessions", "max_context", "prefill_chunk"):
+        for field in ("max_sessions", "max_context", "prefill_chunk", "prefill_chunks_per_step"):
             if getattr(self, field) < 1:
                 raise ConfigError(f"must be at least 1, got {getattr(self, field)}", field=f"talker.{field}")
         if self.dtype not in ("auto", *_DTYPES):

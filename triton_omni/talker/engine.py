@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -32,13 +33,22 @@ MIN_ROOM_FRAMES = 25
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Share:
+    """Rows ``first`` up to ``last`` of a session's prompt."""
+
+    session: Session
+    first: int
+    last: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Work:
-    """What one turn of the loop does, in this order. ``prefill``: sessions with how many rows of their prompt to
-    compute; ``batch``: sessions with the text token each of them speaks next.
+    """What one turn of the loop does, in this order. ``prefill``: chunks of prompts to compute, one after the other;
+    ``batch``: sessions with the text token each of them speaks next.
     """
 
     ended: list[tuple[Session, CodesEvent | OmniError]]
-    prefill: list[tuple[Session, int]]
+    prefill: list[list[Share]]
     batch: list[tuple[Session, int]]
 
 
@@ -49,7 +59,7 @@ class LocalTalkerEngine:
     speaks, it is in the batch whenever its next token has arrived. All errors of a session go to its sink.
 
     ``is_lost``: asked after a step that failed whether any other can succeed. ``on_death`` is called once, when none
-    can, and every session that was open has its error.
+    can, and every session that was open has its error. ``now_s`` tells the time.
     """
 
     def __init__(
@@ -59,8 +69,9 @@ class LocalTalkerEngine:
         *,
         is_lost: Callable[[], bool] = lambda: False,
         on_death: Callable[[], None] = lambda: None,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._runner, self._config = runner, config
+        self._runner, self._config, self._now_s = runner, config, now_s
         self._is_lost, self._on_death = is_lost, on_death
         self._shape = runner.shape
         runs_ahead = runner.runs_ahead if config.async_output is None else config.async_output
@@ -81,7 +92,7 @@ class LocalTalkerEngine:
             sampling=start.sampling,
             seed=secrets.randbits(63) if start.sampling.seed is None else start.sampling.seed,
             text=Text(self._shape.text),
-            chunks=Chunks(ChunkBorders(start.chunk_frames, start.chunk_policy), self._shape.groups),
+            chunks=Chunks(ChunkBorders(start.chunk_frames, start.chunk_policy, self._now_s), self._shape.groups),
             prefill=None,
         )
         try:
@@ -191,9 +202,11 @@ class LocalTalkerEngine:
     def _turn(self, work: Work) -> None:
         for session, event in work.ended:
             self._end(session, event)
-        if work.prefill:
-            with self._blaming([session for session, _ in work.prefill]):
-                self._prefill(work.prefill)
+        for chunk in work.prefill:
+            # a chunk that failed has ended sessions of the next one
+            if shares := [share for share in chunk if share.session.phase is not Phase.ENDED]:
+                with self._blaming([share.session for share in shares]):
+                    self._prefill(shares)
         # a failed prefill has ended sessions of this batch
         batch = [(session, text_id) for session, text_id in work.batch if session.phase is Phase.SPEAKING]
         if batch:
@@ -213,7 +226,7 @@ class LocalTalkerEngine:
                 ending = {id(session) for session, _ in ended}
                 alive = [s for s in self._sessions.values() if id(s) not in ending]
                 self._admit(alive)
-                prefill = self._share_out([s for s in alive if s.phase is Phase.PREFILL])
+                prefill = self._plan_chunks(alive)
                 batch = [(s, s.text.take()) for s in alive if s.can_speak(self._config.max_context)]
                 if ended or prefill or batch or self._in_flight:
                     return Work(ended, prefill, batch)
@@ -229,7 +242,20 @@ class LocalTalkerEngine:
                 session.slot = self._free.pop()
                 session.phase = Phase.PREFILL
 
-    def _share_out(self, sessions: list[Session]) -> list[tuple[Session, int]]:
+    def _plan_chunks(self, sessions: list[Session]) -> list[list[Share]]:
+        """The chunks of prompts that come before the next step. Several at once let many new sessions begin sooner,
+        while those who speak live on what their players have; one that may run dry is kept waiting by one at most.
+        """
+        if not any(s.phase is Phase.PREFILL for s in sessions):
+            return []
+        speaking = [s for s in sessions if s.can_speak(self._config.max_context)]
+        most = self._config.prefill_chunks_per_step if all(s.chunks.is_ahead() for s in speaking) else 1
+        chunks: list[list[Share]] = []
+        while len(chunks) < most and (shares := self._share_out([s for s in sessions if s.phase is Phase.PREFILL])):
+            chunks.append(shares)
+        return chunks
+
+    def _share_out(self, sessions: list[Session]) -> list[Share]:
         """``prefill_chunk`` rows among sessions with a prompt to compute, in order of arrival. A session whose prompt
         is computed with that speaks in the same turn.
         """
@@ -240,23 +266,23 @@ class LocalTalkerEngine:
             if rows == 0:
                 break
             left -= rows
+            shares.append(Share(session, session.rows, session.rows + rows))
             session.rows += rows
             if session.rows == session.prefill.rows:
                 session.phase = Phase.SPEAKING
-            shares.append((session, rows))
         return shares
 
-    def _prefill(self, shares: list[tuple[Session, int]]) -> None:
+    def _prefill(self, shares: list[Share]) -> None:
         pieces = []
-        for session, rows in shares:
+        for share in shares:
+            session = share.session
             assert session.prefill is not None
             if session.prompt is None:
                 session.prompt = self._runner.open(session.slot, session.prefill, session.sampling, session.seed)
-            pieces.append(Piece(session.prompt, session.rows - rows, session.rows))
-        self._runner.prefill(pieces)
-        for session, _ in shares:
-            if session.phase is Phase.SPEAKING:
+            pieces.append(Piece(session.prompt, share.first, share.last))
+            if share.last == session.prefill.rows:
                 session.prompt = None
+        self._runner.prefill(pieces)
 
     def _decode(self, batch: list[tuple[Session, int]]) -> PendingFrames:
         for session, _ in batch:

@@ -69,6 +69,10 @@ class Chunks:
         """Whether a chunk leaves with the frame that was added last."""
         return self._borders.is_complete(len(self._frames))
 
+    def is_ahead(self) -> bool:
+        """Whether the next chunk will leave before the player runs dry, as far as the last frame's time tells."""
+        return self._borders.is_ahead(len(self._frames))
+
     def clear(self) -> None:
         self._frames = []
 
