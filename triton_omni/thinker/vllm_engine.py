@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 from vllm.exceptions import VLLMValidationError
@@ -30,6 +31,7 @@ from triton_omni.lifetime import when_gone
 from triton_omni.model_config import ModelConfig
 from triton_omni.pipeline.stages import PromptRows, ThinkerEvent, ThinkerRequest, ThinkerSink
 from triton_omni.sampling import ThinkerSampling
+from triton_omni.thinker import last_words
 from triton_omni.thinker.answer import NOTHING, Answer
 from triton_omni.thinker.config import ThinkerConfig
 from triton_omni.thinker.constraint import Constraint, constraint_of
@@ -102,11 +104,14 @@ class VllmThinker:
         self._grammars = GrammarChecker(self._prompts.tokenizer, self._vocab_size)
         self._shelf = RowsShelf(STAGE, config.max_num_seqs)
         self._receiver = RowsReceiver(self._take_rows)
+        self._last_words = Path(self._receiver.address).with_name("last_words")  # in its folder, which it removes
         try:
-            self._llm = _start(model_config, config, self._receiver.address)
+            with last_words.kept_in(self._last_words):
+                self._llm = _start(model_config, config, self._receiver.address)
         except BaseException:
             self._receiver.close()
             raise
+        self._processes = self._llm.engine_core.resources.engine_manager.processes
         self._context = int(self._llm.vllm_config.model_config.max_model_len)
         self._dtype = str(self._llm.vllm_config.model_config.dtype).removeprefix("torch.")
         self._lock = threading.Lock()  # guards what follows
@@ -119,7 +124,7 @@ class VllmThinker:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="thinker-engine", daemon=True)
         self._thread.start()
-        for process in self._llm.engine_core.resources.engine_manager.processes:
+        for process in self._processes:
             when_gone(process.pid, self._process_ended)
         try:
             self._warm_up()
@@ -183,13 +188,14 @@ class VllmThinker:
 
     def _process_ended(self) -> None:
         """From a thread that watches the engine process. vLLM itself tells only those who ask it for something."""
+        died = self._death()
         with self._lock:
             if self._closing:
                 return
             on_death, self._on_death = self._on_death, None
-            self._down = self._down or StageError(STAGE, "the engine process died")
+            self._down = self._down or died
             ending = asyncio.run_coroutine_threadsafe(self._end_all(), self._loop)
-        log.error("vLLM's engine process died; the thinker serves no more")
+        log.error("the thinker serves no more: %s", died.message)
         ending.result()
         if on_death is not None:
             on_death()
@@ -332,9 +338,16 @@ class VllmThinker:
             self._shelf.put(request_id, PromptRows(positions, rows, dtype))
 
     def _died(self) -> StageError:
+        died = self._death()
+        for process in self._processes:
+            process.kill()  # it waits up to 18 s for its workers, which end with it
         with self._lock:
-            self._down = self._down or StageError(STAGE, "the engine process died")
+            self._down = self._down or died
             return self._down
+
+    def _death(self) -> StageError:
+        words = last_words.read(self._last_words)
+        return StageError(STAGE, "the engine process died" + (f"; its last error was {words}" if words else ""))
 
     async def _end_all(self) -> None:
         entries = list(self._open.values())
