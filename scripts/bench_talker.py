@@ -4,8 +4,11 @@
     scripts/bench_talker.py                                   # true shape, random weights, one GPU: about 2 minutes
     scripts/bench_talker.py --checkpoint checkpoints/demo ... # another talker; also on CPU
 
-Prints a table and writes it to docs/performance/talker.json: sessions in lockstep by batch and context, what each step
-of the way bought, a profile of one step, and sessions that arrive at random and hear their text at a thinker's pace.
+    scripts/bench_talker.py --parts bursts                    # one part; the others in --out stay as they are
+
+Prints a table and writes it to docs/performance/talker.json: sessions in lockstep by batch and context, sessions that
+arrive at random and hear their text at a thinker's pace, sessions that all arrive at once, and of single steps what
+each change bought and a profile.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from triton_omni.model_config import ModelConfig
 from triton_omni.talker.config import TalkerConfig
 from triton_omni.talker.engine import LocalTalkerEngine
 from triton_omni.talker.factory import load_runner, make_runner, wants_graphs
-from triton_omni.talker.measure.sessions import StepClock, WatchedEngine, arrivals, lockstep, used_gib
+from triton_omni.talker.measure.burst import Burst, burst
+from triton_omni.talker.measure.sessions import Row, StepClock, WatchedEngine, arrivals, lockstep, used_gib
 from triton_omni.talker.random_weights import random_talker
 from triton_omni.talker.shape import TalkerShape
 
@@ -60,14 +64,25 @@ def main() -> None:
     options = arguments()
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)7.0f ms  %(message)s")
     runner, model, config = build(options)
-    on_gpu = runner.slots.device.type == "cuda"
     said = {
-        "gpu": torch.cuda.get_device_name() if on_gpu else "none",
+        "gpu": torch.cuda.get_device_name() if runner.slots.device.type == "cuda" else "none",
         "commit": options.commit,
         "command": shlex.join(["scripts/bench_talker.py", *sys.argv[1:]]),
     }
     print(f"{said['gpu']}, torch {torch.__version__}, {used_gib()} GiB in use", flush=True)
+    result = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
+    for part in options.parts:
+        for section, rows in PARTS[part](options, runner, model, config).items():
+            result[section] = [row | said for row in rows] if part != "kernels" else rows
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {options.out}")
 
+
+Sections = dict[str, list[Row]]
+
+
+def in_lockstep(options: argparse.Namespace, runner: Any, model: ModelConfig, config: TalkerConfig) -> Sections:
     rows = []
     clock = StepClock(runner)
     engine = LocalTalkerEngine(runner, config)
@@ -75,42 +90,67 @@ def main() -> None:
     for batch in options.batches:
         for context in options.contexts:
             row = lockstep(engine, model, clock, batch, context, options.frames)
-            rows.append(row | said)
+            rows.append(row)
             shown = (row[k] for k in ("batch", "context", "ms_per_frame", "p99_ms", "step_ms", "idle_gap_us"))
             print("{:5} {:7} {:9.3f} {:7.3f} {:7.3f} {:8.1f}".format(*shown), f"{row['frames_per_s']:9.1f}", flush=True)
     engine.close()
+    return {"rows": rows}
 
-    arrived = []
+
+def at_random(options: argparse.Namespace, runner: Any, model: ModelConfig, config: TalkerConfig) -> Sections:
+    rows = []
     for chunk in options.prefill_chunks:
         watched = WatchedEngine(runner, dataclasses.replace(config, prefill_chunk=chunk))
         row = arrivals(watched, model, options.requests, options.concurrency, options.frames, options.prompt_rows)
         watched.close()
-        arrived.append({"prefill_chunk": chunk, **row} | said)
-        print("arrivals", json.dumps(arrived[-1]), flush=True)
+        rows.append({"prefill_chunk": chunk, **row})
+        print("arrivals", json.dumps(rows[-1]), flush=True)
+    return {"arrivals": rows}
 
-    prefills, steps, kernels = [], [], []
-    if on_gpu and hasattr(runner, "fused"):
-        from triton_omni.talker.measure.steps import prefill_times, profile, way
 
-        for row in prefill_times(runner, model):
-            prefills.append(row)
-            print("prefill", json.dumps(row), flush=True)
-        for row in way(runner, [1, max(options.batches)], 512):
-            steps.append(row)
-            print("way", json.dumps(row), flush=True)
-        for row in profile(runner, [1, max(options.batches)]):
-            kernels.append(row)
-            print("profile", json.dumps(row), flush=True)
-    result = {"rows": rows, "arrivals": arrived, "prefill": prefills, "steps_of_the_way": steps, "profile": kernels}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"wrote {options.out}")
+def in_bursts(options: argparse.Namespace, runner: Any, model: ModelConfig, config: TalkerConfig) -> Sections:
+    rows: list[Row] = []
+    for spread_ms in options.spreads_ms:
+        for chunks in options.prefill_chunks_per_step:
+            given = Burst(
+                sessions=options.concurrency,
+                rounds=options.rounds,
+                rows=options.burst_rows,
+                frames=options.frames,
+                spread_s=spread_ms / 1e3,
+                chunk_frames=tuple(options.chunk_frames),
+            )
+            rows.append(burst(runner, dataclasses.replace(config, prefill_chunks_per_step=chunks), model, given))
+            print("burst", json.dumps(rows[-1]), flush=True)
+    return {"bursts": rows}
+
+
+def of_kernels(options: argparse.Namespace, runner: Any, model: ModelConfig, config: TalkerConfig) -> Sections:
+    found: Sections = {"prefill": [], "steps_of_the_way": [], "profile": []}
+    if not hasattr(runner, "fused"):
+        return found
+    from triton_omni.talker.measure.steps import prefill_times, profile, way
+
+    measured = {
+        "prefill": prefill_times(runner, model),
+        "steps_of_the_way": way(runner, [1, max(options.batches)], 512),
+        "profile": profile(runner, [1, max(options.batches)]),
+    }
+    for section, rows in measured.items():
+        for row in rows:
+            found[section].append(row)
+            print(section, json.dumps(row), flush=True)
+    return found
+
+
+PARTS = {"lockstep": in_lockstep, "arrivals": at_random, "bursts": in_bursts, "kernels": of_kernels}
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, help="use its weights instead of random ones of the true shape")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--parts", nargs="+", choices=[*PARTS], default=[*PARTS])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 32, 64])
     parser.add_argument("--contexts", type=int, nargs="+", default=[256, 512, 1024, 4096])
     parser.add_argument("--frames", type=int, default=150, help="of each session")
@@ -118,6 +158,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=64, help="of these")
     parser.add_argument("--prompt-rows", type=int, default=300, help="at most, of these")
     parser.add_argument("--prefill-chunks", type=int, nargs="+", default=[128, 256])
+    parser.add_argument("--prefill-chunks-per-step", type=int, nargs="+", default=[1, 2, 4, 8], help="in a burst")
+    parser.add_argument("--spreads-ms", type=int, nargs="+", default=[0, 50, 100], help="in which a burst arrives")
+    parser.add_argument("--rounds", type=int, default=2, help="of a burst; --concurrency is its size")
+    parser.add_argument("--burst-rows", type=int, default=75, help="of each prompt of a burst")
+    parser.add_argument("--chunk-frames", type=int, nargs="+", default=[4, 8, 16, 25], help="in a burst")
     parser.add_argument("--commit", default=report.commit())
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "performance" / "talker.json")
     return parser.parse_args()
