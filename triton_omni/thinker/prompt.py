@@ -27,6 +27,8 @@ from triton_omni.thinker.config import ThinkerConfig
 
 ROLES = ("system", "user", "assistant", "tool")
 MEDIA_TYPES = ("audio", "image", "video")
+_SHORT_CHARACTERS = 4096
+_MESSAGE_CHARACTERS = 64  # what a message costs beside its text, in characters that take as long to encode
 
 
 @dataclasses.dataclass(slots=True)
@@ -55,6 +57,29 @@ class EncodedPrompt:
         return bool(self.features)
 
 
+def is_short_text(request: ThinkerRequest) -> bool:
+    """Whether its prompt takes less than a few milliseconds to make; those with tools are never short."""
+    if request.media or request.tools is not None:
+        return False
+    left = _SHORT_CHARACTERS
+    for message in request.messages:
+        left -= _MESSAGE_CHARACTERS + (_text_characters(message) if isinstance(message, Mapping) else 0)
+        if left < 0:
+            return False
+    return True
+
+
+def _text_characters(message: Mapping[str, Any]) -> int:
+    """Of the content; what is not as it should be, and will be refused, counts for nothing."""
+    if "tool_calls" in message:
+        return _SHORT_CHARACTERS
+    content = message.get("content")
+    if isinstance(content, str):
+        return len(content)
+    texts = [part.get("text") for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
+    return sum(_MESSAGE_CHARACTERS + len(text) for text in texts if isinstance(text, str))
+
+
 class PromptBuilder:
     """The checkpoint's processor and chat template. Raises CheckpointError when the checkpoint lacks them."""
 
@@ -67,6 +92,9 @@ class PromptBuilder:
         if not self._processor.chat_template:
             raise CheckpointError(f"{path}: the processor has no chat template")
         self.tokenizer = self._processor.tokenizer
+        text_tokenizer = copy.deepcopy(self.tokenizer)
+        text_tokenizer("")  # sets how it pads, truncates and takes special tokens, which nobody changes after this
+        self._encode_text = text_tokenizer.backend_tokenizer.encode
         self._config = config
         self._local = threading.local()
         self._rate_hz = int(self._processor.feature_extractor.sampling_rate)
@@ -92,6 +120,11 @@ class PromptBuilder:
         """``render``, then ``encode``."""
         return self.encode(self.render(request))
 
+    def warm_up(self) -> None:
+        """What the first prompts of the calling thread would wait for."""
+        self._own_processor()
+        self.build(ThinkerRequest("warm-up", [{"role": "user", "content": "Hello."}]))
+
     def render(self, request: ThinkerRequest) -> RenderedPrompt:
         """Raises InvalidRequestError naming ``messages[i]…`` when messages or media are not as they should be, and
         ``tools[i]`` when a tool cannot stand in the prompt.
@@ -106,7 +139,7 @@ class PromptBuilder:
         if not prompt.videos:
             prompt.audio_of_video = None
         try:
-            prompt.text = self._own_processor().apply_chat_template(
+            prompt.text = self._processor.apply_chat_template(
                 messages, tools=tools, tokenize=False, add_generation_prompt=True
             )
         except jinja2.TemplateError as error:
@@ -116,8 +149,8 @@ class PromptBuilder:
     def encode(self, prompt: RenderedPrompt) -> EncodedPrompt:
         """Raises InvalidRequestError when the processor refuses a medium (an image far too narrow, say)."""
         if not (prompt.audio or prompt.images or prompt.videos):
-            # All that the processor does with it, in a fifth of the time.
-            return EncodedPrompt(np.array(self._own_processor().tokenizer(prompt.text).input_ids, np.int32), {}, False)
+            # All that the processor does with it, in a tenth of the time.
+            return EncodedPrompt(np.array(self._encode_text(prompt.text).ids, np.int32), {}, False)
         audio_in_video = prompt.audio_of_video is not None
         media_inputs: dict[str, Any] = {}
         if prompt.audio:

@@ -44,7 +44,7 @@ from triton_omni.thinker.limits import (
 )
 from triton_omni.thinker.logprobs import LogprobWriter
 from triton_omni.thinker.mrope import MRope
-from triton_omni.thinker.prompt import PromptBuilder
+from triton_omni.thinker.prompt import PromptBuilder, is_short_text
 from triton_omni.thinker.rows_channel import Bytes, RowsReceiver
 from triton_omni.thinker.rows_shelf import RowsShelf
 from triton_omni.thinker.tool_calls import ToolCallParser
@@ -82,9 +82,11 @@ class _Open:
 class VllmThinker:
     """A ThinkerEngine (see ``pipeline.stages``).
 
-    Worker threads make the prompts; vLLM's engine process batches and computes; the loop's thread takes what it
-    sends, gives ids their text, and is the one thread that all events leave from. ``on_death`` is called once, when
-    vLLM's engine process has ended by itself and every request that was open has its error.
+    Worker threads make the prompts that take long; vLLM's engine process batches and computes; the loop's thread makes
+    the other prompts, takes what the engine sends, gives ids their text, and is the one thread that all events leave
+    from. All requests that have arrived are on their way to the engine before events leave, each of which wakes a
+    thread that wants the GIL. ``on_death`` is called once, when vLLM's engine process has ended by itself and every
+    request that was open has its error.
     """
 
     def __init__(
@@ -116,8 +118,10 @@ class VllmThinker:
         self._dtype = str(self._llm.vllm_config.model_config.dtype).removeprefix("torch.")
         self._lock = threading.Lock()  # guards what follows
         self._open: dict[str, _Open] = {}
+        self._arrived: list[_Open] = []
         self._down: StageError | None = None
         self._closing = False
+        self._leaving: list[tuple[_Open, ThinkerEvent | OmniError]] = []  # the loop's alone
         self._workers = ThreadPoolExecutor(config.preprocess_workers, thread_name_prefix="thinker-prompt")
         self._grammar_worker = ThreadPoolExecutor(1, thread_name_prefix="thinker-grammar")
         self._receiver.start()
@@ -147,7 +151,7 @@ class VllmThinker:
 
     def _make_a_prompt(self, all_there: threading.Barrier) -> None:
         all_there.wait()  # so that each thread makes one
-        self._prepare(ThinkerRequest("warm-up", [{"role": "user", "content": "Hello."}]))
+        self._prompts.warm_up()
 
     def submit(self, request: ThinkerRequest, sink: ThinkerSink) -> None:
         """Start a request. What is wrong with it reaches the sink as an OmniError (a refusal, for want of room or
@@ -159,7 +163,9 @@ class VllmThinker:
             if refusal is None:
                 self._open[entry.id] = entry
                 self._shelf.open(entry.id, wanted=request.want_rows)
-                self._loop.call_soon_threadsafe(self._begin, entry)
+                if not self._arrived:
+                    self._loop.call_soon_threadsafe(self._begin)
+                self._arrived.append(entry)
         if refusal is not None:
             sink(refusal)
 
@@ -235,8 +241,11 @@ class VllmThinker:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
 
-    def _begin(self, entry: _Open) -> None:
-        entry.task = self._loop.create_task(self._serve(entry))
+    def _begin(self) -> None:
+        with self._lock:
+            arrived, self._arrived = self._arrived, []
+        for entry in arrived:
+            entry.task = self._loop.create_task(self._serve(entry))
 
     def _cancel(self, entry: _Open) -> None:
         entry.cancelled = True
@@ -253,7 +262,10 @@ class VllmThinker:
             constraint = constraint_of(entry.request, self._tag_ids)
             if constraint is not None:
                 await self._loop.run_in_executor(self._grammar_worker, self._grammars.check, constraint)
-            prompt = await self._loop.run_in_executor(self._workers, self._prepare, entry.request)
+            if is_short_text(entry.request):  # two changes of thread take longer while others have the GIL
+                prompt = self._prepare(entry.request)
+            else:
+                prompt = await self._loop.run_in_executor(self._workers, self._prepare, entry.request)
             self._shelf.note(entry.id, prompt.positions)
             self._send(entry, ThinkerEvent(prompt_token_ids=prompt.token_ids))
             if entry.request.want_rows and not prompt.num_media:
@@ -271,7 +283,7 @@ class VllmThinker:
         self._end(entry, last)
 
     def _prepare(self, request: ThinkerRequest) -> VllmPrompt:
-        """In a worker thread: media, template, ids, features, positions."""
+        """Media, template, ids, features, positions; in a worker thread, or in the loop's where that takes no time."""
         check_token_ids(request.sampling, self._vocab_size)
         try:
             encoded = self._prompts.build(request)
@@ -354,6 +366,7 @@ class VllmThinker:
         for entry in entries:
             self._cancel(entry)
         await asyncio.gather(*(entry.task for entry in entries if entry.task is not None), return_exceptions=True)
+        self._deliver()
 
     def _end(self, entry: _Open, last: ThinkerEvent | OmniError) -> None:
         """The one place where a request ends: frees what it holds, then tells."""
@@ -368,11 +381,19 @@ class VllmThinker:
         self._send(entry, last)
 
     def _send(self, entry: _Open, event: ThinkerEvent | OmniError) -> None:
-        try:
-            entry.sink(event)
-        except Exception:
-            log.exception("request %s: its sink failed, so it is cancelled", entry.id)
-            self._cancel(entry)
+        """After all that the loop is already to do, the tasks of new requests above all."""
+        if not self._leaving:
+            self._loop.call_soon(self._deliver)
+        self._leaving.append((entry, event))
+
+    def _deliver(self) -> None:
+        leaving, self._leaving = self._leaving, []
+        for entry, event in leaving:
+            try:
+                entry.sink(event)
+            except Exception:
+                log.exception("request %s: its sink failed, so it is cancelled", entry.id)
+                self._cancel(entry)
 
 
 def _start(model_config: ModelConfig, config: ThinkerConfig, rows_socket: str) -> AsyncLLM:

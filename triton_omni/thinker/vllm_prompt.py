@@ -38,7 +38,8 @@ def to_vllm(encoded: EncodedPrompt, mrope: MRope) -> VllmPrompt:
     """CPU work: may run in any thread."""
     ids, features = encoded.token_ids, encoded.features
     if not encoded.has_media:
-        counted = np.tile(np.arange(len(ids), dtype=np.int32), (3, 1))
+        counted = np.empty((3, len(ids)), np.int32)
+        counted[:] = np.arange(len(ids), dtype=np.int32)  # np.tile takes five times as long
         return VllmPrompt(ids, counted, 0, tokens_input(ids.tolist()))
     positions = mrope.positions(ids, _grids(features, "image"), _videos(features))
     num_media = int(np.isin(ids, mrope.media_ids).sum())
