@@ -17,7 +17,13 @@ from triton_omni.thinker.config import ThinkerConfig
 from triton_omni.thinker.limits import context_tokens
 from triton_omni.thinker.vllm_plugin import ARCHITECTURE, RANDOM_WEIGHTS
 
-_OURS = ("model", "hf_overrides", "kv_transfer_config", "tokenizer", "trust_remote_code", "pipeline_parallel_size")
+_OURS = ("model", "hf_overrides", "kv_transfer_config", "tokenizer", "trust_remote_code")
+_SPREAD_ROWS = (  # over several processes, and the one that sends a prompt's rows must have them all
+    "pipeline_parallel_size",
+    "prefill_context_parallel_size",
+    "decode_context_parallel_size",
+    "nnodes",
+)
 _GRAMMAR_BACKEND = "guidance"
 CPU_KV_CACHE_BYTES = 1 << 30
 
@@ -87,6 +93,15 @@ def parse_vllm_args(text: str) -> dict[str, Any]:
             raise ConfigError("is set by the thinker and cannot be changed", field=f"vllm_args.{key}")
         if key not in known:
             raise ConfigError(unknown_key_message(key, known), field=f"vllm_args.{key}")
+        if key in _SPREAD_ROWS and given[key] != 1:
+            raise ConfigError(
+                f"must be 1, got {given[key]!r}; tensor_parallel_size takes several GPUs", field=f"vllm_args.{key}"
+            )
+        if key.startswith("data_parallel_") and (key, given[key]) != ("data_parallel_size", 1):
+            raise ConfigError(
+                f"must be left out, got {given[key]!r}; instance_group's count is the number of replicas",
+                field=f"vllm_args.{key}",
+            )
     return given
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 import vllm
-from vllm.distributed import get_pp_group
+from vllm.distributed import get_pp_group, get_tp_group
 from vllm.model_executor.models import qwen3_omni_moe_thinker as upstream
 
 from triton_omni.errors import ConfigError
 from triton_omni.thinker import last_words
 from triton_omni.thinker.mrope import MRope
 from triton_omni.thinker.vllm_rows_cache import RowsCache, layer_name
+from triton_omni.thinker.vllm_workers import end_together
 
 
 class OmniThinker(upstream.Qwen3OmniMoeThinkerForConditionalGeneration):  # type: ignore[misc]
@@ -28,6 +29,7 @@ class OmniThinker(upstream.Qwen3OmniMoeThinkerForConditionalGeneration):  # type
         if speaks and not has_layer_outputs():
             upstream.Qwen3MoeLLMModel.forward = _forward_with_layer_outputs  # before anything compiles it
         super().__init__(vllm_config=vllm_config, prefix=prefix)
+        end_together(get_tp_group())
         self._mrope = MRope.of(config.thinker_config.to_dict())
         self.rows_cache: RowsCache | None = None
         if speaks:
