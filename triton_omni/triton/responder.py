@@ -1,7 +1,8 @@
 """One owner for ``send()`` and ``is_cancelled()`` of every open request of a model instance.
 
-Engines hand events over to its thread and never wait for Triton. One owner at a time matters for more than speed: the
-server dies when ``is_cancelled()`` is asked after the final response, and sends of several threads may change places.
+Engines hand events over to its thread and never wait for Triton; what is due first leaves first. One owner at a time
+matters for more than speed: the server dies when ``is_cancelled()`` is asked after the final response, and sends of
+several threads may change places.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import triton_python_backend_utils as pb_utils
 
 from triton_omni.errors import OmniError, StageError
+from triton_omni.triton.due import AT_LAST, DueQueue, DueTimes
 from triton_omni.triton.late_errors import late_error_tensors
 from triton_omni.triton.tensors import forget_constants
 from triton_omni.triton.wakeups import PARAMETER, Record, WakeupWriter, is_target
@@ -33,6 +35,7 @@ MAX_POLLS_PER_S = 64
 T = TypeVar("T")
 Encode = Callable[[Sequence[T]], Sequence[Sequence[Any]]]
 """Events that are ready together -> the tensors of each response."""
+_Task: TypeAlias = "ResponseStream[Any] | Callable[[], None] | None"
 
 
 def has_finish_reason(event: Any) -> bool:
@@ -55,6 +58,7 @@ class ResponseStream(Generic[T]):
         is_last: Callable[[T], bool],
         on_cancel: Callable[[], None],
         wakeup: str | None,
+        play_s: Callable[[T], float] | None,
     ) -> None:
         self._responder = responder
         self._is_last = is_last
@@ -63,7 +67,8 @@ class ResponseStream(Generic[T]):
         self._pending: list[T] = []
         self._error: OmniError | None = None
         self._final = False
-        self._queued = False
+        self._due_times = DueTimes(play_s)
+        self._due_s = AT_LAST  # of what is queued
         self.sender = sender
         self.encode = encode
         self.on_cancel = on_cancel
@@ -97,9 +102,10 @@ class ResponseStream(Generic[T]):
                 return
             self._pending.extend(events)
             self._final = final
-            asleep, self._queued = not self._queued, True
-        if asleep:
-            self._responder.wake(self)
+            due_s = self._due_times.of(events)
+            sooner, self._due_s = due_s < self._due_s, min(due_s, self._due_s)
+        if sooner:
+            self._responder.wake(self, due_s)
 
     def fail(self, error: OmniError) -> None:
         """End the request with a Triton error whose text is ``error.to_wire()``."""
@@ -107,14 +113,15 @@ class ResponseStream(Generic[T]):
             if self._final:
                 return
             self._error, self._final = error, True
-            asleep, self._queued = not self._queued, True
-        if asleep:
-            self._responder.wake(self)
+            due_s = self._due_times.of(())
+            sooner, self._due_s = due_s < self._due_s, min(due_s, self._due_s)
+        if sooner:
+            self._responder.wake(self, due_s)
 
     def take(self) -> tuple[list[T], OmniError | None, bool]:
         """Everything that waits, for the responder."""
         with self._lock:
-            pending, self._pending, self._queued = self._pending, [], False
+            pending, self._pending, self._due_s = self._pending, [], AT_LAST
             return pending, self._error, self._final
 
 
@@ -129,7 +136,7 @@ class Responder:
         self._senders_may_wait = senders_may_wait
         self._owner = threading.Lock()
         self._requests = self._responses = 0
-        self._ready: queue.SimpleQueue[ResponseStream[Any] | Callable[[], None] | None] = queue.SimpleQueue()
+        self._ready: DueQueue[_Task] = DueQueue()
         self._wakeups = WakeupWriter()
         self._asked: collections.deque[tuple[float, Any]] = collections.deque()
         self._opened: queue.SimpleQueue[ResponseStream[Any]] = queue.SimpleQueue()
@@ -143,13 +150,15 @@ class Responder:
         *,
         is_last: Callable[[T], bool] = has_finish_reason,
         on_cancel: Callable[[], None] = do_nothing,
+        play_s: Callable[[T], float] | None = None,
     ) -> ResponseStream[T]:
         """A stream for ``request``. ``on_cancel`` is called once, from the responder's thread, when the caller has left
         or a response could not be sent; it must not block. After it the stream must still be ended.
+        ``play_s``: how long an event plays, where events do.
         """
         parameter = json.loads(request.parameters() or "{}").get(PARAMETER)
         wakeup = parameter if is_target(parameter) else None  # any client may send it
-        stream = ResponseStream(self, request.get_response_sender(), encode, is_last, on_cancel, wakeup)
+        stream = ResponseStream(self, request.get_response_sender(), encode, is_last, on_cancel, wakeup, play_s)
         self._requests += 1  # requests are opened by the one thread that runs execute()
         self._opened.put(stream)
         return stream
@@ -158,19 +167,19 @@ class Responder:
         """How many ``request`` and ``response`` messages there have been; a FINAL without tensors is a response."""
         return {"request": self._requests, "response": self._responses}
 
-    def wake(self, stream: ResponseStream[Any]) -> None:
-        """``stream`` has something to send."""
+    def wake(self, stream: ResponseStream[Any], due_s: float) -> None:
+        """``stream`` has something to send that is due at ``due_s``; again when there is something due sooner."""
         if self._senders_may_wait and self._owner.acquire(blocking=False):
             try:
                 self._flush(stream)
             finally:
                 self._owner.release()
         else:
-            self._ready.put(stream)
+            self._ready.put(stream, due_s)
 
     def close(self) -> None:
         """Send what was queued before this call, then end the thread."""
-        self._ready.put(None)
+        self._ready.put(None, AT_LAST)
         self._thread.join()
         forget_constants()
 

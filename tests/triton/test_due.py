@@ -1,0 +1,135 @@
+"""What leaves first when many responses wait, with a fake of Triton's module and of the clock."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from tests.triton.fake_pb_utils import Sender, Tensor
+
+if "triton_python_backend_utils" not in sys.modules:
+    pytest.fail("conftest.py provides it")
+
+from triton_omni.triton import due
+from triton_omni.triton.due import AT_LAST, FIRST_EVENTS, HEAD_START_S, WAY_S, DueQueue, DueTimes
+from triton_omni.triton.responder import Responder
+
+WAIT_S = 60  # for what comes at once
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(due, "time", SimpleNamespace(monotonic=clock.monotonic))
+    return clock
+
+
+def test_a_streams_first_events_are_overdue_and_later_ones_due_at_once(clock: Clock) -> None:
+    times = DueTimes[str](None)
+    assert [times.of("a") for _ in range(FIRST_EVENTS)] == [clock.now_s - HEAD_START_S] * FIRST_EVENTS
+    assert times.of("b") == clock.now_s
+    assert DueTimes[str](None).of(()) == clock.now_s, "an end that brings nothing is nobody's first"
+
+
+def test_the_first_sound_is_overdue_and_later_sound_is_due_before_the_player_runs_dry(clock: Clock) -> None:
+    times = DueTimes[float](lambda sound_s: sound_s)
+    times.of([0.0] * FIRST_EVENTS)
+    assert times.of([0.0]) == clock.now_s
+    assert times.of([2.0]) == clock.now_s - HEAD_START_S
+    began_s, clock.now_s = clock.now_s, clock.now_s + 0.5
+    assert times.of([4.0]) == pytest.approx(began_s + 2.0 - WAY_S)
+    assert times.of([1.0]) == pytest.approx(began_s + 6.0 - WAY_S)
+    clock.now_s += 10
+    assert times.of([1.0]) == clock.now_s, "it has run dry"
+    assert times.of([1.0]) == pytest.approx(clock.now_s + 1.0 - WAY_S), "and starts anew"
+
+
+def test_a_queue_gives_what_is_due_first_and_of_equals_what_came_first() -> None:
+    items = DueQueue[object]()
+    first, second = object(), object()
+    for item, due_s in ((None, AT_LAST), ("late", 3.0), (first, 2.0), (second, 2.0), ("soon", 1.0)):
+        items.put(item, due_s)
+    items.put("at once")
+    assert [items.get(WAIT_S) for _ in range(6)] == ["at once", "soon", first, second, "late", None]
+    with pytest.raises(queue.Empty):
+        items.get(0)
+
+
+class Event(str):
+    @property
+    def finish_reason(self) -> str | None:
+        return "stop" if self.endswith(".") else None
+
+    @property
+    def play_s(self) -> float:
+        return 5.0 * self.count("♪")
+
+
+@pytest.fixture(params=[False, True], ids=["one thread sends", "senders send"])
+def blocked(request: pytest.FixtureRequest) -> Iterator[tuple[Responder, Callable[[], None]]]:
+    """A responder that sends nothing until it is let go."""
+    responder = Responder("test", poll_s=60, senders_may_wait=request.param)
+    begun, gate = threading.Event(), threading.Event()
+    stream = responder.open(Sender(), lambda _: [(begun.set(), gate.wait(WAIT_S)) and [Tensor("TEXT", ["x"])]])
+    thread = threading.Thread(target=stream.send, args=(Event("x."),), kwargs={"final": True})
+    thread.start()
+    assert begun.wait(WAIT_S)
+    yield responder, gate.set
+    gate.set()
+    thread.join()
+    responder.close()
+
+
+def test_who_has_nothing_yet_goes_before_what_waits_and_sound_before_it_is_needed(
+    blocked: tuple[Responder, Callable[[], None]],
+) -> None:
+    responder, let_go = blocked
+    sent: list[str] = []
+
+    def encode(events):
+        sent.append("".join(events))
+        return [[Tensor("TEXT", [sent[-1]])]] if events else []
+
+    senders = [Sender() for _ in range(3)]
+    ahead, behind, new = (responder.open(sender, encode, play_s=lambda event: event.play_s) for sender in senders)
+    for stream in (ahead, behind):  # their callers have text and five seconds of sound
+        stream._due_times.of([Event("text"), Event("♪")])
+    ahead.sink(Event("A♪."))
+    behind.sink(Event("B."))
+    new.sink(Event("C."))
+    let_go()
+    assert all(sender.finished.wait(WAIT_S) for sender in senders)
+    assert sent == ["C.", "B.", "A♪."]
+
+
+def test_what_waits_leaves_with_what_is_due_sooner_and_in_its_order(
+    blocked: tuple[Responder, Callable[[], None]],
+) -> None:
+    responder, let_go = blocked
+    sender, other = Sender(), Sender()
+
+    def encode(events):
+        return [[Tensor("TEXT", ["".join(events)])]] if events else []
+
+    stream = responder.open(sender, encode, play_s=lambda event: event.play_s)
+    stream._due_times.of([Event("a"), Event("b")])
+    stream.sink(Event("c"))
+    stream.sink(Event("♪"))  # its first: the stream is queued once more, ahead of where it stands
+    stream.sink(Event("d."))
+    responder.open(other, encode).sink(Event("e."))
+    let_go()
+    assert sender.finished.wait(WAIT_S) and other.finished.wait(WAIT_S)
+    assert [str(response.tensors["TEXT"][0]) for response, _ in sender.sent] == ["c♪d."]
