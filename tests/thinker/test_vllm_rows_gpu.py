@@ -70,6 +70,11 @@ ENGINES: dict[str, dict[str, Any]] = {
         "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": SIZES},
         "prefills_in": "FULL",
     },
+    "two_gpus": {
+        "tensor_parallel_size": 2,
+        "compilation_config": {"cudagraph_capture_sizes": WHOLE_PROMPTS},
+        "prefills_in": "PIECEWISE",
+    },
 }
 AUDIO, IMAGE = {"type": "audio", "media": 0}, {"type": "image", "media": 1}
 CASES = {
@@ -148,8 +153,8 @@ class Running:
         assert self._call(self.engine._llm.reset_prefix_cache())
 
     def graphs(self) -> dict[str, int]:
-        """How many graphs of each kind have run since the last call."""
-        (counts,) = self._call(self.engine._llm.collective_rpc(count_graphs))
+        """How many graphs of each kind have run since the last call, in the first worker."""
+        counts, *_ = self._call(self.engine._llm.collective_rpc(count_graphs))
         return dict(counts)
 
     def _call(self, coroutine: Any) -> Any:
@@ -226,6 +231,8 @@ def running(
 ) -> Iterator[Running]:
     pytest.importorskip("vllm", exc_type=ImportError)
     options = ENGINES[request.param]
+    if torch.cuda.device_count() < options.get("tensor_parallel_size", 1):
+        pytest.skip("needs two GPUs")
     small = {
         "kv_cache_memory_bytes": 1 << 30,
         "gpu_memory_utilization": 0.1,
