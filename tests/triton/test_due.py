@@ -16,7 +16,13 @@ if "triton_python_backend_utils" not in sys.modules:
     pytest.fail("conftest.py provides it")
 
 from triton_omni.triton import due
-from triton_omni.triton.due import AT_LAST, FIRST_EVENTS, HEAD_START_S, WAY_S, DueQueue, DueTimes
+from triton_omni.triton.due import (
+    AT_LAST,
+    FIRST_EVENTS,
+    HEAD_START_S,
+    DueQueue,
+    DueTimes,
+)
 from triton_omni.triton.responder import Responder
 
 WAIT_S = 60  # for what comes at once
@@ -44,17 +50,12 @@ def test_a_streams_first_events_are_overdue_and_later_ones_due_at_once(clock: Cl
     assert DueTimes[str](None).of(()) == clock.now_s, "an end that brings nothing is nobody's first"
 
 
-def test_the_first_sound_is_overdue_and_later_sound_is_due_before_the_player_runs_dry(clock: Clock) -> None:
-    times = DueTimes[float](lambda sound_s: sound_s)
-    times.of([0.0] * FIRST_EVENTS)
-    assert times.of([0.0]) == clock.now_s
-    assert times.of([2.0]) == clock.now_s - HEAD_START_S
-    began_s, clock.now_s = clock.now_s, clock.now_s + 0.5
-    assert times.of([4.0]) == pytest.approx(began_s + 2.0 - WAY_S)
-    assert times.of([1.0]) == pytest.approx(began_s + 6.0 - WAY_S)
-    clock.now_s += 10
-    assert times.of([1.0]) == clock.now_s, "it has run dry"
-    assert times.of([1.0]) == pytest.approx(clock.now_s + 1.0 - WAY_S), "and starts anew"
+def test_the_first_sound_is_overdue_wherever_it_comes(clock: Clock) -> None:
+    times = DueTimes[str](lambda event: event == "♪")
+    times.of(["a"] * FIRST_EVENTS)
+    assert times.of(["b"]) == clock.now_s
+    assert times.of(["b", "♪"]) == clock.now_s - HEAD_START_S
+    assert times.of(["♪"]) == clock.now_s
 
 
 def test_a_queue_gives_what_is_due_first_and_of_equals_what_came_first() -> None:
@@ -74,13 +75,13 @@ class Event(str):
         return "stop" if self.endswith(".") else None
 
     @property
-    def play_s(self) -> float:
-        return 5.0 * self.count("♪")
+    def is_sound(self) -> bool:
+        return "♪" in self
 
 
 @pytest.fixture(params=[False, True], ids=["one thread sends", "senders send"])
-def blocked(request: pytest.FixtureRequest) -> Iterator[tuple[Responder, Callable[[], None]]]:
-    """A responder that sends nothing until it is let go."""
+def blocked(request: pytest.FixtureRequest, clock: Clock) -> Iterator[tuple[Responder, Callable[[], None]]]:
+    """A responder that sends nothing until it is let go, and for which no time passes."""
     responder = Responder("test", poll_s=60, senders_may_wait=request.param)
     begun, gate = threading.Event(), threading.Event()
     stream = responder.open(Sender(), lambda _: [(begun.set(), gate.wait(WAIT_S)) and [Tensor("TEXT", ["x"])]])
@@ -93,26 +94,24 @@ def blocked(request: pytest.FixtureRequest) -> Iterator[tuple[Responder, Callabl
     responder.close()
 
 
-def test_who_has_nothing_yet_goes_before_what_waits_and_sound_before_it_is_needed(
-    blocked: tuple[Responder, Callable[[], None]],
-) -> None:
+def test_who_has_nothing_yet_goes_before_what_waits(blocked: tuple[Responder, Callable[[], None]]) -> None:
     responder, let_go = blocked
     sent: list[str] = []
 
     def encode(events):
         sent.append("".join(events))
-        return [[Tensor("TEXT", [sent[-1]])]] if events else []
+        return [[Tensor("TEXT", [sent[-1]])]]
 
-    senders = [Sender() for _ in range(3)]
-    ahead, behind, new = (responder.open(sender, encode, play_s=lambda event: event.play_s) for sender in senders)
-    for stream in (ahead, behind):  # their callers have text and five seconds of sound
-        stream._due_times.of([Event("text"), Event("♪")])
-    ahead.sink(Event("A♪."))
-    behind.sink(Event("B."))
-    new.sink(Event("C."))
+    senders = [Sender() for _ in range(4)]
+    streams = [responder.open(sender, encode, is_sound=lambda event: event.is_sound) for sender in senders]
+    for stream, had in zip(streams, ("ab♪", "ab♪", "ab", ""), strict=True):
+        for event in had:
+            stream._due_times.of([Event(event)])
+    for stream, event in zip(streams, ("more.", "sound♪.", "first sound♪.", "first."), strict=True):
+        stream.sink(Event(event))
     let_go()
     assert all(sender.finished.wait(WAIT_S) for sender in senders)
-    assert sent == ["C.", "B.", "A♪."]
+    assert sent == ["first sound♪.", "first.", "more.", "sound♪."]
 
 
 def test_what_waits_leaves_with_what_is_due_sooner_and_in_its_order(
@@ -124,7 +123,7 @@ def test_what_waits_leaves_with_what_is_due_sooner_and_in_its_order(
     def encode(events):
         return [[Tensor("TEXT", ["".join(events)])]] if events else []
 
-    stream = responder.open(sender, encode, play_s=lambda event: event.play_s)
+    stream = responder.open(sender, encode, is_sound=lambda event: event.is_sound)
     stream._due_times.of([Event("a"), Event("b")])
     stream.sink(Event("c"))
     stream.sink(Event("♪"))  # its first: the stream is queued once more, ahead of where it stands

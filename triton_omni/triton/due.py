@@ -1,6 +1,7 @@
 """Which of a model's responses leaves first when many wait: the one that is due first.
 
 In the order of arrival, whoever has nothing yet waits behind what brings others further ahead than they can listen.
+Nothing is held back: where nothing else waits, all leaves at once.
 """
 
 from __future__ import annotations
@@ -18,38 +19,31 @@ FIRST_EVENTS = 2
 """Of the thinker the prompt and the first text, of the talker the acknowledgement and the first codes, of omni_bls the
 start and the first text."""
 HEAD_START_S = 1.0
-WAY_S = 0.2
-"""What is left of a chunk's way to the player from here, on a machine that is busy."""
 AT_ONCE = 0.0
 AT_LAST = float("inf")
 
 
 class DueTimes(Generic[T]):
-    """When the events of one stream are due, for a caller whose player starts with the first sound that it gets.
-
-    Its FIRST_EVENTS and its first sound are what somebody waits for who has nothing yet: they are HEAD_START_S overdue
-    from the start. Later sound is due WAY_S before the player runs dry, and anything else at once. ``play_s``: how long
-    an event plays; None where none does. Not thread-safe.
+    """When the events of one stream are due: its FIRST_EVENTS and its first sound are what somebody waits for who has
+    nothing yet, and HEAD_START_S overdue from the start; all else is due when it comes. ``is_sound``: None where sound
+    comes with FIRST_EVENTS or not at all. Not thread-safe.
     """
 
-    __slots__ = ("_count", "_play_s", "_runs_dry_s")
+    __slots__ = ("_awaits_sound", "_count", "_is_sound")
 
-    def __init__(self, play_s: Callable[[T], float] | None) -> None:
-        self._play_s = play_s
+    def __init__(self, is_sound: Callable[[T], bool] | None) -> None:
+        self._is_sound = is_sound
+        self._awaits_sound = is_sound is not None
         self._count = 0
-        self._runs_dry_s = 0.0
 
     def of(self, events: Sequence[T]) -> float:
         """As time.monotonic() tells it, of ``events`` that come together, after all those of earlier calls."""
-        now_s = due_s = time.monotonic()
         is_first = bool(events) and self._count < FIRST_EVENTS
         self._count += len(events)
-        if self._play_s is not None and (sound_s := sum(map(self._play_s, events))):
-            is_first |= not self._runs_dry_s
-            runs_dry_s = max(self._runs_dry_s, now_s)
-            self._runs_dry_s = runs_dry_s + sound_s
-            due_s = max(runs_dry_s - WAY_S, now_s)
-        return now_s - HEAD_START_S if is_first else due_s
+        if self._awaits_sound and self._is_sound is not None and any(map(self._is_sound, events)):
+            is_first, self._awaits_sound = True, False
+        now_s = time.monotonic()
+        return now_s - HEAD_START_S if is_first else now_s
 
 
 class DueQueue(Generic[T]):

@@ -58,7 +58,7 @@ class ResponseStream(Generic[T]):
         is_last: Callable[[T], bool],
         on_cancel: Callable[[], None],
         wakeup: str | None,
-        play_s: Callable[[T], float] | None,
+        is_sound: Callable[[T], bool] | None,
     ) -> None:
         self._responder = responder
         self._is_last = is_last
@@ -67,7 +67,7 @@ class ResponseStream(Generic[T]):
         self._pending: list[T] = []
         self._error: OmniError | None = None
         self._final = False
-        self._due_times = DueTimes(play_s)
+        self._due_times = DueTimes(is_sound)
         self._due_s = AT_LAST  # of what is queued
         self.sender = sender
         self.encode = encode
@@ -113,7 +113,7 @@ class ResponseStream(Generic[T]):
             if self._final:
                 return
             self._error, self._final = error, True
-            due_s = self._due_times.of(())
+            due_s = time.monotonic()
             sooner, self._due_s = due_s < self._due_s, min(due_s, self._due_s)
         if sooner:
             self._responder.wake(self, due_s)
@@ -150,15 +150,15 @@ class Responder:
         *,
         is_last: Callable[[T], bool] = has_finish_reason,
         on_cancel: Callable[[], None] = do_nothing,
-        play_s: Callable[[T], float] | None = None,
+        is_sound: Callable[[T], bool] | None = None,
     ) -> ResponseStream[T]:
         """A stream for ``request``. ``on_cancel`` is called once, from the responder's thread, when the caller has left
         or a response could not be sent; it must not block. After it the stream must still be ended.
-        ``play_s``: how long an event plays, where events do.
+        ``is_sound``: whether an event brings any; the first that does leaves early.
         """
         parameter = json.loads(request.parameters() or "{}").get(PARAMETER)
         wakeup = parameter if is_target(parameter) else None  # any client may send it
-        stream = ResponseStream(self, request.get_response_sender(), encode, is_last, on_cancel, wakeup, play_s)
+        stream = ResponseStream(self, request.get_response_sender(), encode, is_last, on_cancel, wakeup, is_sound)
         self._requests += 1  # requests are opened by the one thread that runs execute()
         self._opened.put(stream)
         return stream

@@ -13,7 +13,6 @@ if importlib.util.find_spec("triton_omni") is None:
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from triton_omni.errors import OmniError
-from triton_omni.model_config import SAMPLE_RATE_HZ
 from triton_omni.pipeline.events import CancelToken, OmniEvent
 from triton_omni.pipeline.pipeline import OmniPipeline, PipelineConfig
 from triton_omni.pipeline.request import RequestParser
@@ -62,7 +61,7 @@ class TritonPythonModel:
         for request in requests:
             token = CancelToken()
             stream = self._responder.open(
-                request, event_tensors, is_last=_is_end, on_cancel=token.cancel, play_s=_play_s
+                request, event_tensors, is_last=_is_end, on_cancel=token.cancel, is_sound=_is_sound
             )
             with stream.guard("omni_bls"):
                 text, media, key = read_request(arrays(request.inputs()))
@@ -90,5 +89,5 @@ def _is_end(event: OmniEvent) -> bool:
     return event.is_end
 
 
-def _play_s(event: OmniEvent) -> float:
-    return event.audio.size / SAMPLE_RATE_HZ
+def _is_sound(event: OmniEvent) -> bool:
+    return event.audio.size > 0

@@ -19,7 +19,6 @@ if importlib.util.find_spec("triton_omni") is None:
 
 import triton_python_backend_utils as pb_utils
 
-from triton_omni.pipeline.chunk_policy import FRAME_S
 from triton_omni.pipeline.stages import CodesEvent, TalkerEngine
 from triton_omni.sampling import TalkerSampling
 from triton_omni.triton.lifetime import end_with_server, end_without_engine
@@ -59,7 +58,7 @@ class TritonPythonModel:
 
     def _start(self, request: Any, session_id: str, inputs: Arrays, end: bool) -> None:
         cancel = partial(self._engine.cancel, session_id)
-        stream = self._responder.open(request, codes_tensors, on_cancel=cancel, play_s=_play_s)
+        stream = self._responder.open(request, codes_tensors, on_cancel=cancel)
         with stream.guard("talker"):
             start = read_start(inputs, self._defaults, end=end)
             stream.send(self._opened)
@@ -79,10 +78,6 @@ class TritonPythonModel:
         self._engine.close()
         self._metrics.close()
         self._responder.close()
-
-
-def _play_s(event: CodesEvent) -> float:
-    return event.codes.shape[0] * FRAME_S
 
 
 def _engine(instance: Instance, on_death: Callable[[], None]) -> TalkerEngine:
