@@ -141,3 +141,29 @@ def test_arguments_over_several_gpus_reach_vllm(model_config: ModelConfig, vllm_
     args = vllm_modules["vllm_args"].engine_args(model_config, config, "/nowhere")
     assert (args.tensor_parallel_size, args.quantization, args.max_num_seqs) == (2, "fp8", config.max_num_seqs)
     assert args.kv_transfer_config["kv_connector_extra_config"] == {"rows_socket": "/nowhere"}
+
+
+@pytest.mark.vllm
+def test_prompts_of_a_burst_run_in_cuda_graphs(vllm_modules: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph_options = vllm_modules["vllm_args"].graph_options
+    assert graph_options({}, 64) == {}  # no CUDA here
+
+    class Cuda:
+        is_cuda = staticmethod(lambda: True)
+
+    monkeypatch.setattr(vllm_modules["vllm_args"], "current_platform", Cuda())
+    sizes = graph_options({}, 64)["cudagraph_capture_sizes"]
+    assert sizes == sorted(set(sizes)) and sizes[:5] == [1, 2, 4, 8, 16]
+    assert [size for size in sizes if size > 112][:6] == [120, 128, 160, 192, 224, 256] and sizes[-1] == 4096
+    for tokens in range(128, 4097):  # little is computed for nothing
+        assert min(size for size in sizes if size >= tokens) <= 1.25 * tokens
+    assert graph_options({}, 400)["cudagraph_capture_sizes"][-15:-12] == [480, 496, 512]
+    limited = graph_options({"max_num_batched_tokens": 1000, "max_num_seqs": 4}, 64)["cudagraph_capture_sizes"]
+    assert limited[:5] == [1, 2, 4, 8, 16] and limited[-1] == 896
+    for key, value in (
+        ("enforce_eager", True),
+        ("compilation_config", {"mode": 0}),
+        ("cudagraph_capture_sizes", [8]),
+        ("max_cudagraph_capture_size", 8),
+    ):
+        assert graph_options({key: value}, 64) == {}

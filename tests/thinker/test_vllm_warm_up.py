@@ -58,8 +58,8 @@ def test_on_a_gpu(vllm_warm_up: Any, monkeypatch: pytest.MonkeyPatch, refuses: b
     monkeypatch.setattr(vllm_warm_up, "takes_long", lambda: True)
     llm = Llm(refuses=refuses)
     asyncio.run(vllm_warm_up.warm_up(llm, {0, 1}))
-    assert llm.lengths == [16, 64, 256, *[16] * PLACES, 16]
-    assert [params.structured_outputs is not None for _, params in llm.asked] == [False] * (3 + PLACES) + [True]
+    assert llm.lengths == [16, 64, 129, 256, 257, *[16] * PLACES, 16]
+    assert [params.structured_outputs is not None for _, params in llm.asked] == [False] * (5 + PLACES) + [True]
     assert llm.was_reset
 
 

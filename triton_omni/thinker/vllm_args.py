@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from vllm.config import StructuredOutputsConfig
@@ -25,6 +26,8 @@ _SPREAD_ROWS = (  # over several processes, and the one that sends a prompt's ro
     "nnodes",
 )
 _GRAMMAR_BACKEND = "guidance"
+_GRAPH_KEYS = ("enforce_eager", "compilation_config", "cudagraph_capture_sizes", "max_cudagraph_capture_size")
+_PREFILL_GRAPH_TOKENS = 4096
 CPU_KV_CACHE_BYTES = 1 << 30
 
 
@@ -46,6 +49,7 @@ def engine_args(model_config: ModelConfig, config: ThinkerConfig, rows_socket: s
     given["structured_outputs_config"] = _structured_outputs(given.pop("structured_outputs_config", {}))
     if current_platform.device_type == "cpu":
         values["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES  # vLLM's own default is a share of the machine's memory
+    values |= graph_options(given, config.max_num_seqs)
     if config.weights == "random":
         values["load_format"] = RANDOM_WEIGHTS
     if model_config.speaks:
@@ -59,6 +63,23 @@ def engine_args(model_config: ModelConfig, config: ThinkerConfig, rows_socket: s
         return AsyncEngineArgs(**(values | given))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"are refused by vLLM: {error}", field="vllm_args") from error
+
+
+def graph_options(given: Mapping[str, Any], max_num_seqs: int) -> dict[str, Any]:
+    """``cudagraph_capture_sizes``, the tokens of steps that CUDA graphs are captured for, unless ``given`` says
+    something of graphs: as vLLM's own, which end at twice ``max_num_seqs``, and four to each doubling from there to
+    _PREFILL_GRAPH_TOKENS. Beyond them the host launches a step's kernels one by one, for longer than the GPU takes
+    over them, and all prompts of a burst wait for it.
+    """
+    if not current_platform.is_cuda() or any(given.get(key) for key in _GRAPH_KEYS):
+        return {}
+    most = given.get("max_num_batched_tokens") or _PREFILL_GRAPH_TOKENS
+    decode_most = min(max(2 * given.get("max_num_seqs", max_num_seqs), 128), 512)
+    decode = [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if size <= decode_most]
+    octaves = (128, 256, 512, 1024, 2048)
+    prefill = [*(octave * quarters // 4 for octave in octaves for quarters in (4, 5, 6, 7)), _PREFILL_GRAPH_TOKENS]
+    sizes = decode + [size for size in prefill if size > decode_most]
+    return {"cudagraph_capture_sizes": [size for size in sizes if size <= most]}
 
 
 def _structured_outputs(given: Any) -> StructuredOutputsConfig:

@@ -13,10 +13,15 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from vllm.v1.engine.async_llm import AsyncLLM
 
 log = logging.getLogger(__name__)
-# Tokens of one step. Between vLLM's CUDA graphs, which end at 512, and its largest batch, which it profiles, kernels
-# for experts are chosen by such sizes, and compiled when they are first chosen, once for even and once for odd ones (a
-# product of them is then a multiple of 16 or not): all open requests wait up to 2.7 s for it.
-_STEP_TOKENS = (16, 64, 256, *(size + odd for size in (768, 1024, 1536, 2048, 3072, 4096) for odd in (0, 1)))
+# Tokens of one step. Beyond vLLM's CUDA graphs, up to its largest batch, which it profiles, kernels for experts are
+# chosen by such sizes, and compiled when they are first chosen, once for even and once for odd ones (a product of them
+# is then a multiple of 16 or not): all open requests wait up to 2.7 s for it.
+_STEP_TOKENS = (
+    16,
+    64,
+    *(129, 256, 257, 513),  # for graphs that end early, as vLLM's own do
+    *(size + odd for size in (768, 1024, 1536, 2048, 3072, 4096) for odd in (0, 1)),
+)
 _SHORT_TOKENS = 16
 _ANSWER_TOKENS = 2
 _GREEDY = SamplingParams(

@@ -142,7 +142,7 @@ def bare_engine_args(setting: Setting) -> Any:
     from vllm.platforms import current_platform
 
     from triton_omni.model_config import ModelConfig
-    from triton_omni.thinker.vllm_args import CPU_KV_CACHE_BYTES
+    from triton_omni.thinker.vllm_args import CPU_KV_CACHE_BYTES, graph_options
     from triton_omni.thinker.vllm_plugin import RANDOM_WEIGHTS
 
     options: dict[str, Any] = {
@@ -157,7 +157,8 @@ def bare_engine_args(setting: Setting) -> Any:
         options["load_format"] = RANDOM_WEIGHTS
     if current_platform.device_type == "cpu":
         options["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
-    return AsyncEngineArgs(**(options | json.loads(setting.vllm_args)))
+    given = json.loads(setting.vllm_args)
+    return AsyncEngineArgs(**(options | graph_options(given, setting.max_num_seqs) | given))
 
 
 def _asker(engine: Any, processor: Any, workload: Workload, name: str) -> Callable[[int], Any]:
