@@ -19,6 +19,7 @@ from triton_omni.triton import due
 from triton_omni.triton.due import (
     AT_LAST,
     FIRST_EVENTS,
+    FIRST_SOUNDS,
     HEAD_START_S,
     DueQueue,
     DueTimes,
@@ -50,11 +51,11 @@ def test_a_streams_first_events_are_overdue_and_later_ones_due_at_once(clock: Cl
     assert DueTimes[str](None).of(()) == clock.now_s, "an end that brings nothing is nobody's first"
 
 
-def test_the_first_sound_is_overdue_wherever_it_comes(clock: Clock) -> None:
+def test_the_first_sounds_are_overdue_wherever_they_come(clock: Clock) -> None:
     times = DueTimes[str](lambda event: event == "♪")
     times.of(["a"] * FIRST_EVENTS)
     assert times.of(["b"]) == clock.now_s
-    assert times.of(["b", "♪"]) == clock.now_s - HEAD_START_S
+    assert [times.of(["b", "♪"]) for _ in range(FIRST_SOUNDS)] == [clock.now_s - HEAD_START_S] * FIRST_SOUNDS
     assert times.of(["♪"]) == clock.now_s
 
 
@@ -104,7 +105,8 @@ def test_who_has_nothing_yet_goes_before_what_waits(blocked: tuple[Responder, Ca
 
     senders = [Sender() for _ in range(4)]
     streams = [responder.open(sender, encode, is_sound=lambda event: event.is_sound) for sender in senders]
-    for stream, had in zip(streams, ("ab♪", "ab♪", "ab", ""), strict=True):
+    had_before = [FIRST_EVENTS * "a" + FIRST_SOUNDS * "♪"] * 2 + [FIRST_EVENTS * "a", ""]
+    for stream, had in zip(streams, had_before, strict=True):
         for event in had:
             stream._due_times.of([Event(event)])
     for stream, event in zip(streams, ("more.", "sound♪.", "first sound♪.", "first."), strict=True):
@@ -124,7 +126,7 @@ def test_what_waits_leaves_with_what_is_due_sooner_and_in_its_order(
         return [[Tensor("TEXT", ["".join(events)])]] if events else []
 
     stream = responder.open(sender, encode, is_sound=lambda event: event.is_sound)
-    stream._due_times.of([Event("a"), Event("b")])
+    stream._due_times.of([Event("a")] * FIRST_EVENTS)
     stream.sink(Event("c"))
     stream.sink(Event("♪"))  # its first: the stream is queued once more, ahead of where it stands
     stream.sink(Event("d."))

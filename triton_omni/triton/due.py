@@ -15,33 +15,36 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-FIRST_EVENTS = 2
-"""Of the thinker the prompt and the first text, of the talker the acknowledgement and the first codes, of omni_bls the
-start and the first text."""
+FIRST_EVENTS = 3
+"""Of the talker the acknowledgement and the codes of two chunks, of the thinker the prompt and the first text, of
+omni_bls the start and the first text."""
+FIRST_SOUNDS = 2
+"""A player that starts with the first one, which is short, waits for the second."""
 HEAD_START_S = 1.0
 AT_ONCE = 0.0
 AT_LAST = float("inf")
 
 
 class DueTimes(Generic[T]):
-    """When the events of one stream are due: its FIRST_EVENTS and its first sound are what somebody waits for who has
-    nothing yet, and HEAD_START_S overdue from the start; all else is due when it comes. ``is_sound``: None where sound
-    comes with FIRST_EVENTS or not at all. Not thread-safe.
+    """When the events of one stream are due: its FIRST_EVENTS and FIRST_SOUNDS are what somebody waits for who has
+    nothing yet, or little, and HEAD_START_S overdue from the start; all else is due when it comes. ``is_sound``: None
+    where sound comes with FIRST_EVENTS or not at all. Not thread-safe.
     """
 
-    __slots__ = ("_awaits_sound", "_count", "_is_sound")
+    __slots__ = ("_count", "_is_sound", "_sounds")
 
     def __init__(self, is_sound: Callable[[T], bool] | None) -> None:
         self._is_sound = is_sound
-        self._awaits_sound = is_sound is not None
-        self._count = 0
+        self._count = self._sounds = 0
 
     def of(self, events: Sequence[T]) -> float:
         """As time.monotonic() tells it, of ``events`` that come together, after all those of earlier calls."""
         is_first = bool(events) and self._count < FIRST_EVENTS
         self._count += len(events)
-        if self._awaits_sound and self._is_sound is not None and any(map(self._is_sound, events)):
-            is_first, self._awaits_sound = True, False
+        if self._is_sound is not None and self._sounds < FIRST_SOUNDS:
+            sounds = sum(map(self._is_sound, events))
+            is_first = is_first or sounds > 0
+            self._sounds += sounds
         now_s = time.monotonic()
         return now_s - HEAD_START_S if is_first else now_s
 
