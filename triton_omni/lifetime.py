@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import multiprocessing
 import os
 import select
 import threading
@@ -11,6 +13,19 @@ from collections.abc import Callable
 def end_with(pid: int) -> None:
     """End this process at once, without any clean-up, when the process ``pid`` is gone; now, if it is gone already."""
     when_gone(pid, lambda: os._exit(1))
+
+
+def end_with_starter() -> None:
+    """End this process when the one is gone that started it with multiprocessing; may be called again and again."""
+    starter = multiprocessing.parent_process()
+    if starter is not None and starter.pid is not None:
+        _end_once_with(os.getpid(), starter.pid)
+
+
+@functools.cache
+def _end_once_with(own_pid: int, pid: int) -> None:
+    """``own_pid``: a forked process has the cache of the one it was forked from."""
+    end_with(pid)
 
 
 def when_gone(pid: int, call: Callable[[], None]) -> None:

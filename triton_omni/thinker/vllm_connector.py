@@ -21,6 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connecto
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
+from triton_omni.lifetime import end_with_starter
 from triton_omni.thinker.mrope import MRope
 from triton_omni.thinker.rows_channel import RowsSender
 from triton_omni.thinker.vllm_rows_cache import RowsCache, is_rows_layer
@@ -56,6 +57,7 @@ class RowsConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        end_with_starter()  # the engine's process, where the model may lie in its workers
         groups = kv_cache_config.kv_cache_groups
         self._group = next(i for i, group in enumerate(groups) if any(map(is_rows_layer, group.layer_names)))
         self._block_size = int(groups[self._group].kv_cache_spec.block_size)

@@ -11,6 +11,7 @@ from vllm.distributed import get_pp_group, get_tp_group
 from vllm.model_executor.models import qwen3_omni_moe_thinker as upstream
 
 from triton_omni.errors import ConfigError
+from triton_omni.lifetime import end_with_starter
 from triton_omni.thinker import last_words
 from triton_omni.thinker.mrope import MRope
 from triton_omni.thinker.vllm_rows_cache import RowsCache, layer_name
@@ -23,6 +24,7 @@ class OmniThinker(upstream.Qwen3OmniMoeThinkerForConditionalGeneration):  # type
     """
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        end_with_starter()
         last_words.keep()
         config = vllm_config.model_config.hf_config
         speaks = vllm_config.kv_transfer_config is not None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-
-from triton_omni.lifetime import end_with
+from triton_omni.lifetime import end_with_starter
 
 ARCHITECTURE = "TritonOmniThinkerForConditionalGeneration"
 RANDOM_WEIGHTS = "triton_omni_random"  # a load format
@@ -12,10 +10,10 @@ RANDOM_WEIGHTS = "triton_omni_random"  # a load format
 
 def register() -> None:
     """Add the thinker under an architecture name of its own; vLLM's own Qwen3-Omni stays as it is. The processes that
-    vLLM starts outlive one that is killed, with their GPU memory: they are made to end with it.
+    vLLM starts outlive one that is killed, with their GPU memory: they are made to end with it. (A forked one, as vLLM
+    starts on GPUs, has loaded its plugins before it was: model and connector do this as well.)
     """
-    if (parent := multiprocessing.parent_process()) is not None and parent.pid is not None:
-        end_with(parent.pid)
+    end_with_starter()
     from vllm import ModelRegistry
 
     if ARCHITECTURE not in ModelRegistry.get_supported_archs():
