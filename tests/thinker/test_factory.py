@@ -92,7 +92,7 @@ def vllm_modules() -> Any:
     pytest.importorskip("vllm", exc_type=ImportError)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # vLLM's imports
-        names = ("vllm_args", "vllm_engine", "vllm_model")
+        names = ("vllm_args", "vllm_engine", "vllm_model", "vllm_start")
         return {name: importlib.import_module(f"triton_omni.thinker.{name}") for name in names}
 
 
@@ -129,7 +129,7 @@ def test_a_vllm_that_does_not_start_says_what_to_change(
     def fail(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("Engine core initialization failed. See root cause above.")
 
-    monkeypatch.setattr(vllm_modules["vllm_engine"].AsyncLLM, "from_vllm_config", fail)
+    monkeypatch.setattr(vllm_modules["vllm_start"].AsyncLLM, "from_vllm_config", fail)
     with pytest.raises(ConfigError, match=r"core initialization failed.*lower max_model_len or max_num_seqs") as raised:
         start_vllm(model_config)
     assert raised.value.field == "engine"
@@ -146,12 +146,17 @@ def test_arguments_over_several_gpus_reach_vllm(model_config: ModelConfig, vllm_
 @pytest.mark.vllm
 def test_prompts_of_a_burst_run_in_cuda_graphs(vllm_modules: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     graph_options = vllm_modules["vllm_args"].graph_options
-    assert graph_options({}, 64) == {}  # no CUDA here
 
-    class Cuda:
-        is_cuda = staticmethod(lambda: True)
+    class Platform:
+        cuda = False
 
-    monkeypatch.setattr(vllm_modules["vllm_args"], "current_platform", Cuda())
+        def is_cuda(self) -> bool:
+            return self.cuda
+
+    platform = Platform()
+    monkeypatch.setattr(vllm_modules["vllm_args"], "current_platform", platform)
+    assert graph_options({}, 64) == {}
+    platform.cuda = True
     sizes = graph_options({}, 64)["cudagraph_capture_sizes"]
     assert sizes == sorted(set(sizes)) and sizes[:5] == [1, 2, 4, 8, 16]
     assert [size for size in sizes if size > 112][:6] == [120, 128, 160, 192, 224, 256] and sizes[-1] == 4096
@@ -165,5 +170,9 @@ def test_prompts_of_a_burst_run_in_cuda_graphs(vllm_modules: Any, monkeypatch: p
         ("compilation_config", {"mode": 0}),
         ("cudagraph_capture_sizes", [8]),
         ("max_cudagraph_capture_size", 8),
+        ("max_num_seqs", "64"),  # vLLM's to refuse, as are these
+        ("max_num_seqs", None),
+        ("max_num_batched_tokens", "many"),
+        ("max_num_batched_tokens", -1),
     ):
         assert graph_options({key: value}, 64) == {}

@@ -66,15 +66,17 @@ def engine_args(model_config: ModelConfig, config: ThinkerConfig, rows_socket: s
 
 
 def graph_options(given: Mapping[str, Any], max_num_seqs: int) -> dict[str, Any]:
-    """``cudagraph_capture_sizes``, the tokens of steps that CUDA graphs are captured for, unless ``given`` says
-    something of graphs: as vLLM's own, which end at twice ``max_num_seqs``, and four to each doubling from there to
-    _PREFILL_GRAPH_TOKENS. Beyond them the host launches a step's kernels one by one, for longer than the GPU takes
-    over them, and all prompts of a burst wait for it.
+    """``cudagraph_capture_sizes``, the tokens of steps that CUDA graphs are captured for: as vLLM's own, which end at
+    twice ``max_num_seqs``, and four to each doubling from there to _PREFILL_GRAPH_TOKENS: all prompts of a burst wait
+    for a step that has none. Nothing where ``given`` says something of graphs, or what vLLM is to refuse.
     """
     if not current_platform.is_cuda() or any(given.get(key) for key in _GRAPH_KEYS):
         return {}
-    most = given.get("max_num_batched_tokens") or _PREFILL_GRAPH_TOKENS
-    decode_most = min(max(2 * given.get("max_num_seqs", max_num_seqs), 128), 512)
+    sequences = given.get("max_num_seqs", max_num_seqs)
+    most = given.get("max_num_batched_tokens", _PREFILL_GRAPH_TOKENS)
+    if not all(type(number) is int and number > 0 for number in (sequences, most)):
+        return {}
+    decode_most = min(max(2 * sequences, 128), 512)
     decode = [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if size <= decode_most]
     octaves = (128, 256, 512, 1024, 2048)
     prefill = [*(octave * quarters // 4 for octave in octaves for quarters in (4, 5, 6, 7)), _PREFILL_GRAPH_TOKENS]

@@ -15,13 +15,10 @@ from pathlib import Path
 import numpy as np
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
-from vllm.usage.usage_lib import UsageContext
-from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from triton_omni.errors import (
     CapacityError,
-    ConfigError,
     InvalidRequestError,
     OmniError,
     RequestCancelledError,
@@ -49,12 +46,10 @@ from triton_omni.thinker.rows_channel import Bytes, RowsReceiver
 from triton_omni.thinker.rows_shelf import RowsShelf
 from triton_omni.thinker.tool_calls import ToolCallParser
 from triton_omni.thinker.tool_grammar import tag_ids
-from triton_omni.thinker.vllm_args import engine_args
 from triton_omni.thinker.vllm_connector import ROWS_KEY
-from triton_omni.thinker.vllm_model import check_layers_can_be_named
-from triton_omni.thinker.vllm_plugin import register
 from triton_omni.thinker.vllm_prompt import VllmPrompt, to_vllm
 from triton_omni.thinker.vllm_sampling import sampling_params, tokens
+from triton_omni.thinker.vllm_start import start_vllm
 from triton_omni.thinker.vllm_warm_up import takes_long, warm_up
 
 log = logging.getLogger(__name__)
@@ -109,7 +104,7 @@ class VllmThinker:
         self._last_words = Path(self._receiver.address).with_name("last_words")  # in its folder, which it removes
         try:
             with last_words.kept_in(self._last_words):
-                self._llm = _start(model_config, config, self._receiver.address)
+                self._llm = start_vllm(model_config, config, self._receiver.address)
         except BaseException:
             self._receiver.close()
             raise
@@ -394,23 +389,3 @@ class VllmThinker:
             except Exception:
                 log.exception("request %s: its sink failed, so it is cancelled", entry.id)
                 self._cancel(entry)
-
-
-def _start(model_config: ModelConfig, config: ThinkerConfig, rows_socket: str) -> AsyncLLM:
-    """Loads the weights in vLLM's engine process. Raises ConfigError with what vLLM says."""
-    register()  # here too, for an installation whose entry points vLLM cannot see
-    if model_config.speaks:
-        check_layers_can_be_named()
-    args = engine_args(model_config, config, rows_socket)
-    try:
-        vllm_config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
-    except (ValueError, TypeError, NotImplementedError) as error:
-        raise ConfigError(f"are refused by vLLM: {error}", field="vllm_args") from error
-    try:
-        return AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=args.disable_log_stats)
-    except Exception as error:
-        raise ConfigError(
-            f"vLLM does not start: {type(error).__name__}: {error} Its own lines above name the cause; where it is "
-            "memory, lower max_model_len or max_num_seqs, or set vllm_args.gpu_memory_utilization",
-            field="engine",
-        ) from error

@@ -16,8 +16,8 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 FIRST_EVENTS = 3
-"""Of the talker the acknowledgement and the codes of two chunks, of the thinker the prompt and the first text, of
-omni_bls the start and the first text."""
+"""Of the talker the acknowledgement and the codes of two chunks, of the thinker the prompt and two pieces of text, of
+omni_bls the start and two of text."""
 FIRST_SOUNDS = 2
 """A player that starts with the first one, which is short, waits for the second."""
 HEAD_START_S = 1.0

@@ -154,7 +154,7 @@ class Responder:
     ) -> ResponseStream[T]:
         """A stream for ``request``. ``on_cancel`` is called once, from the responder's thread, when the caller has left
         or a response could not be sent; it must not block. After it the stream must still be ended.
-        ``is_sound``: whether an event brings any; the first that does leaves early.
+        ``is_sound``: whether an event brings any; the first that do leave early.
         """
         parameter = json.loads(request.parameters() or "{}").get(PARAMETER)
         wakeup = parameter if is_target(parameter) else None  # any client may send it
