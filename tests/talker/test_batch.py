@@ -75,6 +75,8 @@ def test_batch_mates_change_nothing(make_engine: EngineMaker, starts: list[Talke
         together(make_engine(max_sessions=3), starts, [3, 1, 7, 0, 2, 6, 4, 5]),
         in_pieces(engine, starts, seed=0),
         in_pieces(make_engine(max_sessions=12, prefill_chunk=16), starts, seed=1),
+        in_pieces(make_engine(max_sessions=3), starts, seed=2),
+        in_pieces(make_engine(max_sessions=1, prefill_chunk=16, prefill_chunks_per_step=1), starts, seed=3),
         together(make_engine(prefill_chunk=16, prefill_chunks_per_step=1), starts, list(range(8))),
     ):
         for mine, expected in zip(got, alone, strict=True):

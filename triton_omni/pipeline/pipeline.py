@@ -26,7 +26,8 @@ class PipelineConfig:
     """``max_requests`` run at a time and ``max_waiting`` wait for their turn; more are refused (CapacityError).
     ``request_timeout_s`` counts from the submission to the last event. ``append_threads`` carry answer ids to the
     talker and ``cancel_threads`` take requests back, for all requests together. ``ids_per_append`` is how many ids
-    gather for one append once the first chunk's are sent (TalkerSession says what that costs).
+    gather for one append once the first chunk's are sent (TalkerSession says what that costs). ``early_prefill``: the
+    talker gets a text prompt before the first text, and computes it in the meantime.
     """
 
     max_requests: int = 64
@@ -35,6 +36,7 @@ class PipelineConfig:
     append_threads: int = 8
     cancel_threads: int = 16
     ids_per_append: int = 4
+    early_prefill: bool = True
 
     def __post_init__(self) -> None:
         for name in ("max_requests", "append_threads", "cancel_threads", "ids_per_append"):
@@ -85,6 +87,7 @@ class OmniPipeline:
             self._roles,
             emit,
             ids_per_append=self._config.ids_per_append,
+            early_prefill=self._config.early_prefill,
             on_done=self._done,
         )
         token = token or CancelToken()

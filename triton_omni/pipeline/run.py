@@ -4,10 +4,12 @@
                           └─ answer ids ──> TalkerSession (appends run on threads of their own)
     speech thread   talker's codes ──> code2wav ──> audio to the caller
 
-The speech thread begins with the first answer id. Text never waits for speech: ids (4 bytes each, at most the answer's
-length) gather in the talker session. Codes are taken from the talker one chunk at a time, when the vocoder is free.
-Whatever ends the request early, a failed stage, the caller or the deadline, goes through ``fail``: it decides the
-terminal event and takes the request back from all three stages, each on a thread of its own.
+The speech thread begins with the prompt, so that the talker computes it while the thinker does; where the talker needs
+the thinker's rows of it (media), or the answer may be a call and nothing to be said (tools), with the first answer id.
+Text never waits for speech: ids (4 bytes each, at most the answer's length) gather in the talker session. Codes are
+taken from the talker one chunk at a time, when the vocoder is free. Whatever ends the request early, a failed stage,
+the caller or the deadline, goes through ``fail``: it decides the terminal event and takes the request back from all
+three stages, each on a thread of its own.
 """
 
 from __future__ import annotations
@@ -75,6 +77,7 @@ class RequestRun:
         emit: Emit,
         *,
         ids_per_append: int,
+        early_prefill: bool,
         on_done: Callable[[RequestRun], None],
     ) -> None:
         self.id = uuid.uuid4().hex
@@ -94,6 +97,7 @@ class RequestRun:
         self._speaker = request.speaker
         self._talker_sampling = request.talker
         self._async_chunk = request.async_chunk
+        self._early_prefill = early_prefill and request.async_chunk and not request.media and request.tools is None
         self._continuous_usage = request.continuous_usage
         self._stages = stages
         self._roles = roles
@@ -132,7 +136,8 @@ class RequestRun:
             self._spawn(self._roles.cancel, self._cancel_thinker)
         if begun and self._speech:
             self._spawn(self._roles.cancel, lambda: self._end_speech(cancel=True))
-            self._spawn(self._roles.cancel, self._close_vocoder)
+            if self._vocoder.close():  # END waits for the vocoder, and that must keep nobody else's cancel waiting
+                self._spawn(self._roles.speech, self._end_vocoder)
         self._send_terminal(error)
         self._part_done()
 
@@ -178,7 +183,8 @@ class RequestRun:
         if not self._speech or self._over:
             return
         self._talker.add(event.token_ids, finished)
-        if not self._speaking and self._progress.spoken_tokens and (finished or self._async_chunk):
+        begins = self._progress.spoken_tokens and (finished or self._async_chunk)
+        if not self._speaking and (begins or self._early_prefill):
             self._speaking = True
             self._spawn(self._roles.speech, self._speak)
 
@@ -207,7 +213,8 @@ class RequestRun:
             self._stage_failed("talker", error)
         finally:
             self._end_speech(cancel=cancel)
-            self._close_vocoder()
+            if self._vocoder.close():
+                self._end_vocoder()
 
     def _rows(self) -> PromptRows | None:
         with _blamed_on("thinker"):
@@ -245,9 +252,9 @@ class RequestRun:
         with self._quietly("end the talker's session"):
             self._talker.end(cancel=cancel)
 
-    def _close_vocoder(self) -> None:
+    def _end_vocoder(self) -> None:
         with self._quietly("end the vocoder's session"):
-            self._vocoder.close()
+            self._vocoder.end()
 
     # ---- events, failures and the end
 

@@ -1,7 +1,7 @@
 """One request's sessions with the two stages that keep state: opened once, ended once, never left behind.
 
-Both may be ended from any thread while another one works with them. A call to the stage and the end of the session
-exclude each other, so that an END never overtakes the START or an append that is on its way.
+Both may be ended from any thread while another one works with them, and an END never overtakes what is on its way to
+the stage: the talker's waits for it, the vocoder's is left to the thread whose chunk is being decoded.
 """
 
 from __future__ import annotations
@@ -83,8 +83,10 @@ class TalkerSession:
                 text_finished=text_finished,
             )
             codes = self._stage.start(self._id, start)
-        if not text_finished:
-            self._workers.submit(self._append)
+            with self._state:
+                self._appending = text_finished or self._due()
+            if self._appending and not text_finished:
+                self._workers.submit(self._append)
         return codes
 
     def add(self, token_ids: Int32, text_finished: bool) -> None:
@@ -138,32 +140,54 @@ class TalkerSession:
 
 
 class VocoderSession:
-    """Feeds chunks of codes to code2wav; the first opens its session."""
+    """Feeds chunks of codes to code2wav; the first opens its session. One thread at a time decodes; any may close."""
 
     def __init__(self, stage: Code2WavStage, session_id: str) -> None:
         self._stage = stage
         self._id = session_id
-        self._call = threading.Lock()
+        self._state = threading.Lock()  # guards what follows; held for moments only
         self._started = False
-        self._ended = False
+        self._decoding = False
+        self._closed = False
+        self._ended = False  # END is through, on its way, or somebody's task
         self._code_groups = 0
 
     def decode(self, codes: Int32, *, end: bool) -> Int16:
         """int16 [samples] that became final with ``codes`` int32 [frames, code_groups]. Raises RequestCancelledError
-        after ``close``."""
-        with self._call:
-            if self._ended:
+        after ``close``.
+        """
+        with self._state:
+            if self._closed:
                 raise RequestCancelledError("the request ended before its speech did")
             if not self._started and not codes.shape[0]:
                 return NO_SAMPLES
             chunk = CodesChunk(self._id, codes, start=not self._started, end=end)
-            self._started, self._ended, self._code_groups = True, end, codes.shape[1]
+            self._started = self._decoding = True
+            self._closed = self._ended = end
+            self._code_groups = codes.shape[1]
+        try:
             return self._stage.decode(chunk)
+        finally:
+            with self._state:
+                self._decoding = False
+                must_end = self._take_end()
+            if must_end:
+                self.end()
 
-    def close(self) -> None:
-        """Free the session if it is open; waits for a call that is under way."""
-        with self._call:
-            if self._started and not self._ended:
-                self._ended = True
-                self._stage.decode(CodesChunk(self._id, np.empty((0, self._code_groups), np.int32), end=True))
-            self._ended = True
+    def close(self) -> bool:
+        """Take no more chunks; returns at once. True: the caller has to see to ``end``. Else there is nothing to end,
+        or somebody does: the thread whose chunk is being decoded, behind that chunk, or who closed before.
+        """
+        with self._state:
+            self._closed = True
+            return self._take_end()
+
+    def end(self) -> None:
+        """END: frees the session. Waits for the stage, which may be in a forward with others' chunks."""
+        self._stage.decode(CodesChunk(self._id, np.empty((0, self._code_groups), np.int32), end=True))
+
+    def _take_end(self) -> bool:
+        if not self._closed or not self._started or self._decoding or self._ended:
+            return False
+        self._ended = True
+        return True

@@ -55,8 +55,9 @@ class Work:
 class LocalTalkerEngine:
     """The TalkerEngine of this process.
 
-    A session waits without a slot until its first text token is there, so that it takes no place from others; once it
-    speaks, it is in the batch whenever its next token has arrived. All errors of a session go to its sink.
+    A session whose text has not begun has its prompt computed while slots are free, and takes none from a session with
+    text: it gives its slot back to one. Once it speaks, it is in the batch whenever its next token has arrived. All
+    errors of a session go to its sink.
 
     ``is_lost``: asked after a step that failed whether any other can succeed. ``on_death`` is called once, when none
     can, and every session that was open has its error. ``now_s`` tells the time.
@@ -234,13 +235,23 @@ class LocalTalkerEngine:
             return None
 
     def _admit(self, sessions: list[Session]) -> None:
-        """Give free slots to waiting sessions that have text, in order of arrival."""
-        for session in sessions:
+        """Give slots to waiting sessions, those with text first, each kind in order of arrival."""
+        waiting = [s for s in sessions if s.phase is Phase.WAITING]
+        for session in _with_text_first(waiting):
+            if not self._free and session.text.has_next:
+                self._take_a_slot_back(sessions)
             if not self._free:
                 return
-            if session.phase is Phase.WAITING and session.text.has_next:
-                session.slot = self._free.pop()
-                session.phase = Phase.PREFILL
+            session.slot = self._free.pop()
+            session.phase = Phase.PREFILL
+
+    def _take_a_slot_back(self, sessions: list[Session]) -> None:
+        """From the session that came last of those whose text has not begun, if there is one: it waits again."""
+        for session in reversed(sessions):
+            if session.slot >= 0 and not session.has_begun:
+                self._free.append(session.slot)
+                session.give_slot_back()
+                return
 
     def _plan_chunks(self, sessions: list[Session]) -> list[list[Share]]:
         """The chunks of prompts that come before the next step. Several at once let many new sessions begin sooner,
@@ -251,13 +262,14 @@ class LocalTalkerEngine:
         speaking = [s for s in sessions if s.can_speak(self._config.max_context)]
         most = self._config.prefill_chunks_per_step if all(s.chunks.is_ahead() for s in speaking) else 1
         chunks: list[list[Share]] = []
-        while len(chunks) < most and (shares := self._share_out([s for s in sessions if s.phase is Phase.PREFILL])):
+        prompts = _with_text_first([s for s in sessions if s.phase is Phase.PREFILL])
+        while len(chunks) < most and (shares := self._share_out([s for s in prompts if s.phase is Phase.PREFILL])):
             chunks.append(shares)
         return chunks
 
     def _share_out(self, sessions: list[Session]) -> list[Share]:
-        """``prefill_chunk`` rows among sessions with a prompt to compute, in order of arrival. A session whose prompt
-        is computed with that speaks in the same turn.
+        """``prefill_chunk`` rows among sessions with a prompt to compute, in this order. A session whose prompt is
+        computed with that speaks in the same turn, if it has text.
         """
         shares, left = [], self._config.prefill_chunk
         for session in sessions:
@@ -331,6 +343,10 @@ class LocalTalkerEngine:
 
 
 _CLOSED = StageError(STAGE, "the engine is closed")
+
+
+def _with_text_first(sessions: list[Session]) -> list[Session]:
+    return sorted(sessions, key=lambda session: not session.text.has_next)
 
 
 def _tell(session: Session, event: CodesEvent | OmniError) -> None:

@@ -17,7 +17,7 @@ from triton_omni.talker.shape import TextIds
 
 
 class Phase(enum.Enum):
-    """WAITING for its first text and a slot, PREFILL, SPEAKING, ENDED (and forgotten by all but steps in flight)."""
+    """WAITING for a slot, PREFILL, SPEAKING when there is text, ENDED (and forgotten by all but steps in flight)."""
 
     WAITING = enum.auto()
     PREFILL = enum.auto()
@@ -109,6 +109,15 @@ class Session:
         """Nothing to say: no user message, or an answer without a token."""
         return self.prefill is None or (self.text.is_empty and self.text.finished)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether any of its text is there, or will never be."""
+        return self.text.finished or not self.text.is_empty
+
+    def give_slot_back(self) -> None:
+        """Wait for another one, from the first row on. Only before it ``has_begun``."""
+        self.phase, self.slot, self.rows, self.prompt = Phase.WAITING, -1, 0, None
+
     def can_speak(self, max_context: int) -> bool:
         """Whether another frame may be launched: its text is there, and no limit known beforehand is reached."""
         return self.phase is Phase.SPEAKING and self.text.has_next and self.rows < self._last_row(max_context)
@@ -124,7 +133,7 @@ class Session:
         if self.cancelled:
             self.chunks.clear()
             return self.last_event("cancelled")
-        if self.phase is Phase.WAITING and self.is_silent:
+        if self.is_silent:
             return self.last_event("stop")
         return None
 
