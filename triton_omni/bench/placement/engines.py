@@ -20,7 +20,7 @@ from triton_omni.pipeline.stages import CodesChunk, Int32
 from triton_omni.talker.config import TalkerConfig
 from triton_omni.talker.engine import LocalTalkerEngine
 from triton_omni.talker.factory import load_runner
-from triton_omni.talker.measure.sessions import Listener, open_sessions
+from triton_omni.talker.measure.sessions import Listener, finish_texts, open_sessions
 from triton_omni.talker.runner import PendingFrames
 
 
@@ -95,8 +95,7 @@ class TalkerSide:
 
     def run(self, load: Load) -> Times:
         began_s = time.perf_counter()
-        for i in range(load.sessions):
-            self._engine.append(str(i), np.empty(0, np.int32), True)
+        finish_texts(self._engine, load.sessions)
         for listener in self._listeners:
             listener.ended.wait(max(0.0, began_s + load.limit_s - time.perf_counter()))
         ended_s, spans = time.perf_counter(), self._clock.take()

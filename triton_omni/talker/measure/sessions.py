@@ -137,14 +137,20 @@ def open_sessions(
     return listeners
 
 
+def finish_texts(engine: LocalTalkerEngine, batch: int) -> None:
+    """The end of the text for the sessions of ``open_sessions``, and no step before all of them have it."""
+    with engine._changed:
+        for i in range(batch):
+            engine.append(str(i), np.empty(0, np.int32), True)
+
+
 def lockstep(
     engine: LocalTalkerEngine, model: ModelConfig, clock: StepClock, batch: int, context: int, frames: int
 ) -> Row:
     """``batch`` sessions that all have their text, around ``context`` rows."""
     listeners = open_sessions(engine, model, batch, context, frames, chunks=(1, frames))
     clock.take()
-    for i in range(batch):
-        engine.append(str(i), np.empty(0, np.int32), True)
+    finish_texts(engine, batch)
     for listener in listeners:
         listener.wait()
     steps = [step for step in clock.take() if step.rows == batch][1:]
