@@ -163,9 +163,9 @@ class House:
         names = ("running", "waiting", "unfetched_rows")
         return not any(gauge.get(name) for gauge in gauges for name in names)
 
-    def wait_empty(self, timeout_s: float = LIMIT_S) -> None:
+    def wait_empty(self) -> None:
         """Everything is back: no request, session, slot or row is left anywhere."""
-        self.wait_until(self.is_empty, timeout_s)
+        self.wait_until(self.is_empty)
 
     def wait_until(self, met: Callable[[], bool], timeout_s: float = LIMIT_S) -> None:
         limit_s = time.monotonic() + timeout_s
@@ -174,6 +174,6 @@ class House:
             threading.Event().wait(0.002)
 
     def close(self) -> None:
-        self.pipeline.close()
+        self.pipeline.close(LIMIT_S)
         for engine in self.engines:
             engine.close()

@@ -181,7 +181,7 @@ def test_an_answer_of_nothing_but_calls_has_no_samples(house: Make, media: tuple
         "audio_frames": 0,
         "audio_samples": 0,
     }
-    omni.wait_empty(5.0)  # the rows of a media prompt too
+    omni.wait_empty()  # the rows of a media prompt too
 
 
 def test_a_call_that_is_cut_ends_with_length(house: Make) -> None:
@@ -216,7 +216,7 @@ def test_cancel_in_the_middle_of_a_call_gives_everything_back(house: Make) -> No
     token.cancel()
     caller.wait()
     assert isinstance(caller.error, RequestCancelledError)
-    omni.wait_empty(10.0)
+    omni.wait_empty()
 
 
 def test_deltas_of_one_call_join() -> None:
