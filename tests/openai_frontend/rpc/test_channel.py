@@ -15,6 +15,7 @@ from openai_frontend.rpc.channel import Channel
 from tests.openai_frontend.fakes import WITHIN_S
 from tests.openai_frontend.rpc.wire import DONE, OPENED, Wire, headers, message, trailers
 from triton_omni.errors import ConfigError
+from triton_omni.serve.processes import free_ports
 
 pytestmark = pytest.mark.asyncio
 ECHO = "/tests.Service/Echo"
@@ -107,13 +108,12 @@ async def test_an_error_of_the_server():
 
 
 async def test_a_server_that_comes_and_goes():
-    async with server_of(Echo()) as target:
-        pass
-    channel = Channel(target)
+    (port,) = free_ports(1)  # not one that the system may give away while the server is gone
+    channel = Channel(f"127.0.0.1:{port}")
     for _ in range(2):
         results = await asyncio.gather(*(answer(channel, b"x") for _ in range(3)), return_exceptions=True)
         assert [result.code for result in results] == [StatusCode.UNAVAILABLE] * 3
-        async with server_of(Echo(), port=int(target.rpartition(":")[2])):
+        async with server_of(Echo(), port):
             assert await answer(channel, b"x") == [b"x"]
             assert await answer(channel, b"y") == [b"y"]
         async with asyncio.timeout(WITHIN_S):
