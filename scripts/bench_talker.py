@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import logging
 import shlex
@@ -110,7 +111,7 @@ def at_random(options: argparse.Namespace, runner: Any, model: ModelConfig, conf
 
 def in_bursts(options: argparse.Namespace, runner: Any, model: ModelConfig, config: TalkerConfig) -> Sections:
     rows: list[Row] = []
-    for spread_ms in options.spreads_ms:
+    for spread_ms, lead_ms in itertools.product(options.spreads_ms, options.prompt_leads_ms):
         for chunks in options.prefill_chunks_per_step:
             given = Burst(
                 sessions=options.concurrency,
@@ -118,6 +119,7 @@ def in_bursts(options: argparse.Namespace, runner: Any, model: ModelConfig, conf
                 rows=options.burst_rows,
                 frames=options.frames,
                 spread_s=spread_ms / 1e3,
+                lead_s=lead_ms / 1e3,
                 chunk_frames=tuple(options.chunk_frames),
             )
             rows.append(burst(runner, dataclasses.replace(config, prefill_chunks_per_step=chunks), model, given))
@@ -160,6 +162,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prefill-chunks", type=int, nargs="+", default=[128, 256])
     parser.add_argument("--prefill-chunks-per-step", type=int, nargs="+", default=[1, 2, 4, 8], help="in a burst")
     parser.add_argument("--spreads-ms", type=int, nargs="+", default=[0, 50, 100], help="in which a burst arrives")
+    parser.add_argument(
+        "--prompt-leads-ms",
+        type=int,
+        nargs="+",
+        default=[0, 100],
+        help="by which a prompt of a burst precedes its text",
+    )
     parser.add_argument("--rounds", type=int, default=2, help="of a burst; --concurrency is its size")
     parser.add_argument("--burst-rows", type=int, default=75, help="of each prompt of a burst")
     parser.add_argument("--chunk-frames", type=int, nargs="+", default=[4, 8, 16, 25], help="in a burst")

@@ -24,7 +24,7 @@ def run(script: str, out: Path, *options: str) -> dict[str, Any]:
 def test_bench_talker(checkpoint: Path, tmp_path: Path) -> None:
     sizes = (
         "--batches 1 2 --contexts 48 64 --frames 6 --requests 3 --concurrency 2 --prefill-chunks 16 --prompt-rows 40 "
-        "--spreads-ms 0 --prefill-chunks-per-step 1 3 --burst-rows 40"
+        "--spreads-ms 0 --prompt-leads-ms 0 300 --prefill-chunks-per-step 1 3 --burst-rows 40"
     )
     small = ["--checkpoint", str(checkpoint), "--device", "cpu", *sizes.split()]
     out = tmp_path / "talker.json"
@@ -36,7 +36,8 @@ def test_bench_talker(checkpoint: Path, tmp_path: Path) -> None:
         assert row.keys() >= {*ROW, "command"} and 0 < row["ms_per_frame"] <= row["p99_ms"]
     (arrived,) = result["arrivals"]
     assert arrived["requests"] == 3 and arrived["mean_rtf"] > 0
-    assert [row["prefill_chunks_per_step"] for row in result["bursts"]] == [1, 3]
+    bursts = [(row["prompt_lead_ms"], row["prefill_chunks_per_step"]) for row in result["bursts"]]
+    assert bursts == [(0, 1), (0, 3), (300, 1), (300, 3)]
     for row in result["bursts"]:
         assert row["rounds"] == 2 and 0 < row["mean_first_chunk_ms"] <= row["p99_first_chunk_ms"]
         assert row["max_frame_wait_ms"] > 0 and row.keys() >= {"stalled_sessions", "command"}

@@ -11,7 +11,7 @@ import numpy as np
 
 from triton_omni.bench.figures import playback
 from triton_omni.model_config import ModelConfig
-from triton_omni.pipeline.stages import Int32, TalkerStart
+from triton_omni.pipeline.stages import NO_IDS, Int32, TalkerStart
 from triton_omni.talker.config import TalkerConfig
 from triton_omni.talker.engine import LocalTalkerEngine
 from triton_omni.talker.measure.sessions import FRAME_S, TEXT_TOKENS, Listener, Row, start_of
@@ -21,7 +21,8 @@ from triton_omni.talker.session import Phase, Session
 @dataclasses.dataclass(frozen=True, slots=True)
 class Burst:
     """``sessions`` come within ``spread_s``, each with a prompt of ``rows`` rows; every one that has said its
-    ``frames`` frames is followed by the next, ``rounds`` in turn. The thinker has a token for each every ``token_s``.
+    ``frames`` frames is followed by the next, ``rounds`` in turn. The thinker has a token for each every ``token_s``,
+    the first one ``lead_s`` after the prompt.
     """
 
     sessions: int
@@ -31,6 +32,7 @@ class Burst:
     spread_s: float
     chunk_frames: tuple[int, ...]
     token_s: float = 0.0108
+    lead_s: float = 0.0
 
 
 class BurstEngine(LocalTalkerEngine):
@@ -59,12 +61,14 @@ class BurstEngine(LocalTalkerEngine):
 
 
 class Player(Listener):
-    """A sink that keeps what a player would have got, and when."""
+    """A sink that keeps what a player would have got, and when. Its session begins with its first text, of which there
+    is none before ``text_from_s``."""
 
-    def __init__(self) -> None:
+    def __init__(self, text_from_s: float) -> None:
         super().__init__()
         self.audio: list[tuple[float, float]] = []
-        self.tokens = 1
+        self.text_from_s = text_from_s
+        self.tokens = 0
 
     def __call__(self, event: Any) -> None:
         codes = getattr(event, "codes", ())
@@ -90,6 +94,7 @@ def burst(runner: Any, config: TalkerConfig, model: ModelConfig, given: Burst) -
         "prompt_rows": given.rows,
         "frames": given.frames,
         "spread_ms": round(1e3 * given.spread_s),
+        "prompt_lead_ms": round(1e3 * given.lead_s),
         "chunk_frames": list(given.chunk_frames),
         "mean_first_chunk_ms": round(statistics.mean(firsts_ms), 1),
         "p99_first_chunk_ms": round(float(np.percentile(firsts_ms, 99)), 1),
@@ -110,16 +115,23 @@ def _play(engine: LocalTalkerEngine, starts: list[TalkerStart], given: Burst) ->
         tick_s = tick * given.token_s
         time.sleep(max(0.0, began_s + tick_s - time.perf_counter()))  # the thinker's step
         for i, player in enumerate(players):
-            if player.tokens < TEXT_TOKENS and not player.ended.is_set():
+            if player.tokens < TEXT_TOKENS and not player.ended.is_set() and player.text_from_s <= tick_s:
+                if not player.tokens:
+                    player.began_s = time.perf_counter()
                 player.tokens += 1
                 engine.append(str(i), np.array([20 + player.tokens], np.int32), player.tokens == TEXT_TOKENS)
         room = given.sessions - sum(not player.ended.is_set() for player in players)
         for i in range(len(players), min(len(players) + room, len(starts))):
             if due_s[i] > tick_s:
                 break
-            players.append(Player())
-            engine.start(str(i), starts[i], players[-1])
+            players.append(player := Player(tick_s + given.lead_s))
+            player.tokens = 0 if given.lead_s else starts[i].token_ids.size
+            engine.start(str(i), starts[i] if player.tokens else _without_text(starts[i]), player)
         tick += 1
     for player in players:
         player.wait()
     return players
+
+
+def _without_text(start: TalkerStart) -> TalkerStart:
+    return dataclasses.replace(start, token_ids=NO_IDS)
