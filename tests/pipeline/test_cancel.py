@@ -198,3 +198,47 @@ def test_a_stage_that_hangs_does_not_keep_the_caller_or_close(house: Make) -> No
     omni.pipeline.close(timeout_s=0.2)
     assert time.monotonic() - began_s < LIMIT_S  # which the stage takes twice
     hang.go_on.set()
+
+
+def test_a_vocoder_that_hangs_keeps_no_other_cancel_waiting(house: Make) -> None:
+    """More requests are taken back from it than there are threads for it; the next cancel reaches its thinker."""
+    omni = house(None, NullTalkerConfig(frame_ms=1), PipelineConfig(cancel_threads=2))
+    omni.code2wav.before = hang = Hold("decode")
+    tokens = [CancelToken() for _ in range(4)]
+    speaking = [omni.submit(token, **ENDLESS) for token in tokens]
+    omni.wait_until(lambda: len(omni.code2wav.calls) == len(tokens))
+    for token in tokens:
+        token.cancel()
+    for caller in speaking:
+        assert isinstance(caller.wait().error, RequestCancelledError)
+    token = CancelToken()
+    omni.submit(token, modalities=["text"], **ENDLESS).wait_for(lambda c: bool(c.text))
+    token.cancel()
+    omni.wait_until(lambda: not any(engine.stats()["running"] for engine in omni.engines[:2]))
+    assert omni.pipeline.stats()["running"] == len(tokens)  # whose places in the vocoder are not back
+    hang.go_on.set()
+    omni.wait_empty()
+    chunks = [call[1] for call in omni.code2wav.calls]
+    assert [sum(chunk.start for chunk in chunks), sum(chunk.end for chunk in chunks)] == [len(tokens)] * 2
+
+
+def test_the_next_request_finds_the_cancelled_ones_place_in_the_vocoder(house: Make) -> None:
+    """Under the same id of its client's, at once, while the chunk of the first is still being decoded."""
+    omni = house(None, NullTalkerConfig(frame_ms=1), PipelineConfig(max_requests=1))
+    omni.code2wav.before = hold = Hold("decode")
+    token = CancelToken()
+    omni.submit(token, request_id="mine", **ENDLESS)
+    assert hold.entered.wait(LIMIT_S)
+    token.cancel()
+    again = omni.submit(request_id="mine", thinker={"max_tokens": 5})
+    opened: list[int] = []
+
+    def note(call: str) -> None:
+        opened.append(omni.engines[2].stats()["running"] if omni.code2wav.calls[-1][1].start else 0)
+
+    hold.go_on.set()
+    omni.code2wav.before = note
+    assert again.wait().info["usage"]["audio_frames"] == round(5 * 3.72)
+    omni.wait_empty()
+    assert opened
+    assert not any(opened)
