@@ -19,6 +19,7 @@ FLAGS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 ]
+START_TIMEOUT_MS = 120_000  # playwright's own, 30 s, is shorter than any other limit here
 OpenPage = Callable[..., Page]
 
 
@@ -32,7 +33,9 @@ def open_page(tmp_path: Path) -> Iterator[OpenPage]:
     microphone = ["--use-fake-ui-for-media-stream", "--use-fake-device-for-media-stream"]
     microphone.append(f"--use-file-for-fake-audio-capture={recording}")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS, *microphone])
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=[*FLAGS, *microphone], timeout=START_TIMEOUT_MS
+        )
 
         def open_page(url: str, **options: object) -> Page:
             context = browser.new_context(**{"viewport": {"width": 900, "height": 640}} | options)
