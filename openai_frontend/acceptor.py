@@ -5,7 +5,9 @@ of four workers got up to 15, and a client keeps its connections (docs/performan
 hash, and resets what waits for a worker that died.
 
 A worker joins with an end of a socket pair, its channel (``worker_loop.py``). Connections go over it as file
-descriptors; ``TAKEN`` and ``CLOSED``, a byte each, come back.
+descriptors; ``TAKEN`` and ``CLOSED``, a byte each, come back. One that is to end says ``DRAINS`` and takes nothing more
+until it has its answer: the end of the channel, where others get what it has not taken and all that comes; ``GO_ON``,
+where there is no other, and somebody has to tell clients that this server ends.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from typing import Self
 
 logger = logging.getLogger(__name__)
 
-TAKEN, CLOSED = b"t", b"c"
+TAKEN, CLOSED, DRAINS = b"t", b"c", b"d"
+CONNECTION, GO_ON = b"\0", b"g"
 # That a worker was handed and has not taken: one that hangs gets no more.
 MOST_WAITING = 16
 _BACKLOG = 2048
@@ -32,16 +35,20 @@ _READ_BYTES = 4096
 
 
 class _Worker:
-    """``open``: connections that it has, those ``waiting`` included, which are kept here until it takes them."""
+    """``open``: connections that it has, those ``waiting`` included, which are kept here until it takes them.
+    ``drains``: it is to end.
+    """
 
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
         self.open = 0
         self.waiting: deque[socket.socket] = deque()
+        self.drains = False
+        self._goes_on = False
 
     def hand(self, connection: socket.socket) -> None:
         """Raises: OSError when it is gone."""
-        socket.send_fds(self.channel, [b"\0"], [connection.fileno()])
+        socket.send_fds(self.channel, [CONNECTION], [connection.fileno()])
         self.waiting.append(connection)
         self.open += 1
 
@@ -54,13 +61,21 @@ class _Worker:
         for _ in range(told.count(TAKEN)):
             self.waiting.popleft().close()
         self.open -= told.count(CLOSED)
+        self.drains = self.drains or DRAINS in told
         return bool(told)
+
+    def go_on(self) -> None:
+        """Say once that nobody takes its place."""
+        if not self._goes_on:
+            self._goes_on = True
+            with contextlib.suppress(OSError):  # it is gone, which is heard next
+                self.channel.send(GO_ON)
 
 
 class Acceptor:
     """Accepts on ``listener``, which is bound; workers join through ``door``. It listens from the first of them on, and
     accepts only while one has room: else connections wait in the kernel. A context manager, whose thread runs while it
-    is entered.
+    is entered. ``ending``: all workers are to end, so none takes another's place.
     """
 
     def __init__(self, listener: socket.socket) -> None:
@@ -70,6 +85,7 @@ class Acceptor:
         self._unplaced: deque[socket.socket] = deque()
         self._selector = selectors.DefaultSelector()
         self._accepting = False
+        self.ending = False
         self._stopping = threading.Event()
         self._waker, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="acceptor")
@@ -113,6 +129,11 @@ class Acceptor:
     def _hear(self, worker: _Worker) -> None:
         if not worker.read():
             self._leave(worker)
+        elif worker.drains:
+            if self.ending or all(each.drains for each in self._workers):
+                worker.go_on()
+            else:
+                self._leave(worker)
 
     def _leave(self, worker: _Worker) -> None:
         """What it has not taken is another's."""
@@ -157,4 +178,5 @@ class Acceptor:
             self._selector.unregister(self._listener)
 
     def _free(self) -> list[_Worker]:
-        return [worker for worker in self._workers if len(worker.waiting) < MOST_WAITING]
+        staying = [worker for worker in self._workers if not worker.drains]
+        return [worker for worker in staying or self._workers if len(worker.waiting) < MOST_WAITING]

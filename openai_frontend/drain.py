@@ -1,4 +1,8 @@
-"""A clean end: at the first stop signal readiness goes, new requests are refused, and what is open may finish."""
+"""A clean end: at the first stop signal readiness goes, new requests are refused, and what is open may finish.
+
+A worker whose place others have taken (``worker_loop.py``) refuses nothing: what still comes over the connections that
+it has is answered as the last of its connection.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,21 @@ from collections.abc import AsyncIterator, Iterator
 from types import FrameType
 from typing import Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openai_frontend import errors
+from openai_frontend.worker_loop import WorkerLoop
 
 logger = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Answered to the end: probes must see that the process lives but is not ready, and its last figures count.
 _STAYS = ("/health/live", "/health/ready", "/metrics")
+# How long whoever accepts connections may take to say who gets them.
+_RELIEF_S = 5.0
+# For the first request over a connection that a worker has taken just before others took its place.
+_FIRST_REQUEST_S = 1.0
 
 
 class Drain:
@@ -48,13 +58,27 @@ class Drain:
             if not self.open_requests:
                 self._idle.set()
 
+    async def is_relieved(self) -> bool:
+        """Whether it has begun and other workers take what comes; asking is safe at any time."""
+        loop = asyncio.get_running_loop()
+        if not self.begun or not isinstance(loop, WorkerLoop):
+            return False
+        try:
+            return await asyncio.wait_for(loop.hand_over(), _RELIEF_S)
+        except TimeoutError:
+            return False
+
     async def finish(self) -> None:
         """Begin, and return when nothing is open any more or the time is over."""
         self.begun = True
         self.beginning.set()
+        relieved = await self.is_relieved()
         logger.info("stopping: %d open requests have %g s to finish", self.open_requests, self._drain_s)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), self._drain_s)
+            async with asyncio.timeout(self._drain_s):
+                if relieved:
+                    await asyncio.sleep(_FIRST_REQUEST_S)
+                await self._idle.wait()
         if self.open_requests:
             logger.warning("%d requests are cut off after %g s", self.open_requests, self._drain_s)
 
@@ -92,7 +116,7 @@ class Drain:
 
 
 class DrainMiddleware:
-    """Counts open requests; refuses new ones while draining."""
+    """Counts open requests; while draining it refuses new ones, or lets their connections end with them."""
 
     def __init__(self, app: ASGIApp, drain: Drain) -> None:
         self.app = app
@@ -101,9 +125,18 @@ class DrainMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket") or scope["path"] in _STAYS:
             return await self.app(scope, receive, send)
-        if self.drain.begun:
+        if self.drain.begun and (scope["type"] == "websocket" or not await self.drain.is_relieved()):
             response = errors.response(errors.UnavailableError("this server is shutting down; ask again, or another"))
             response.headers["connection"] = "close"
             return await response(scope, receive, send)
         with self.drain.request():
-            await self.app(scope, receive, send)
+            await self.app(scope, receive, _last_of_its_connection(send) if self.drain.begun else send)
+
+
+def _last_of_its_connection(send: Send) -> Send:
+    async def closing(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message)["connection"] = "close"
+        await send(message)
+
+    return closing

@@ -15,7 +15,6 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.supervisors import Multiprocess
 
 from openai_frontend.acceptor import Acceptor
 from openai_frontend.app import create_app
@@ -24,6 +23,7 @@ from openai_frontend.metrics import SHARED_DIRECTORY_VARIABLE
 from openai_frontend.settings import Settings
 from openai_frontend.transcripts import Transcripts
 from openai_frontend.triton_client import TritonEngine
+from openai_frontend.workers import Workers
 from triton_omni.errors import ConfigError
 
 # How long answers that are cut off may take to clean up; the drain has ended before.
@@ -65,11 +65,11 @@ def _options(settings: Settings) -> dict[str, Any]:
 
 
 def _serve_with_workers(settings: Settings) -> None:
-    """uvicorn starts the workers and replaces those that die; an acceptor hands them their connections."""
+    """Processes of uvicorn's; an acceptor hands them their connections."""
     options = _options(settings) | {"factory": True, "workers": settings.workers}
     config = uvicorn.Config("openai_frontend.main:worker_app", loop="openai_frontend.worker_loop:WorkerLoop", **options)
     with Acceptor(config.bind_socket()) as acceptor:
-        Multiprocess(config, sockets=[acceptor.door]).run()
+        Workers(config, acceptor).run()
 
 
 def main() -> None:

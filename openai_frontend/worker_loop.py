@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from openai_frontend.acceptor import CLOSED, TAKEN
+from openai_frontend.acceptor import CLOSED, DRAINS, GO_ON, TAKEN
 
 if TYPE_CHECKING:
     from asyncio import SelectorEventLoop as _Loop
@@ -36,6 +37,8 @@ class HandedConnections:
             socket.send_fds(door, [b"\0"], [theirs.fileno()])
         self._channel.setblocking(False)
         self._untold = b""
+        self._relief: asyncio.Future[bool] | None = None
+        self._held: list[int] = []  # until it is known who takes them
         self._starting: set[asyncio.Task[None]] = set()
         loop.add_reader(self._channel, self._take)
 
@@ -47,11 +50,20 @@ class HandedConnections:
             return
         except ConnectionError:
             data = b""
+        undecided = self._relief is not None and not self._relief.done()
         if not data:
-            logger.warning("nobody accepts connections any more: this worker ends")
             self.close()
-            signal.raise_signal(signal.SIGTERM)
-            return
+            if not undecided:
+                logger.warning("nobody accepts connections any more: this worker ends")
+                signal.raise_signal(signal.SIGTERM)
+        elif data == GO_ON:
+            self._stay()
+        elif undecided:
+            self._held += descriptors
+        else:
+            self._begin(descriptors)
+
+    def _begin(self, descriptors: Sequence[int]) -> None:
         self._tell(TAKEN)
         if not descriptors:
             logger.error("a connection is lost: this process has no descriptor left for it")
@@ -78,11 +90,35 @@ class HandedConnections:
         except OSError:
             return
 
+    def hand_over(self) -> asyncio.Future[bool]:
+        """Ask to be handed no more. True: other workers have what this one had not taken, and all that comes. False:
+        there are none, it goes on.
+        """
+        if self._relief is None:
+            self._relief = self._loop.create_future()
+            if self._channel.fileno() == -1:
+                self._relief.set_result(True)
+            else:
+                self._tell(DRAINS)
+        return self._relief
+
+    def _stay(self) -> None:
+        held, self._held = self._held, []
+        for descriptor in held:
+            self._begin([descriptor])
+        if self._relief is not None and not self._relief.done():
+            self._relief.set_result(False)
+
     def close(self) -> None:
         """Take no more; those that have begun go on."""
         if self._channel.fileno() != -1:
             self._loop.remove_reader(self._channel)
             self._channel.close()
+        for descriptor in self._held:
+            os.close(descriptor)
+        self._held.clear()
+        if self._relief is not None and not self._relief.done():
+            self._relief.set_result(True)
 
     async def wait_closed(self) -> None:
         """At once."""
@@ -113,8 +149,15 @@ class WorkerLoop(_Loop):
     connections that are handed over.
     """
 
+    _handed: HandedConnections | None = None
+
+    async def hand_over(self) -> bool:
+        """Ask to be handed no more connections; whether other workers have them now."""
+        return self._handed is not None and await asyncio.shield(self._handed.hand_over())
+
     async def create_server(self, protocol_factory: Any, *args: Any, **options: Any) -> Any:
         sock = options.get("sock")
         if sock is None or sock.family != socket.AF_UNIX:
             return await super().create_server(protocol_factory, *args, **options)
-        return HandedConnections(self, protocol_factory, sock, options.get("ssl"))
+        self._handed = HandedConnections(self, protocol_factory, sock, options.get("ssl"))
+        return self._handed

@@ -21,7 +21,8 @@ async def live() -> dict[str, str]:
 @router.get("/ready", responses={503: {"description": "Not ready; says what is waited for"}})
 async def ready(response: Response, context: ContextDependency) -> dict[str, Any]:
     """200 when tritonserver and all its models are ready, else 503; also 503 from the moment this server is to stop."""
-    waiting_for = ["nothing: it is shutting down"] if context.drain.begun else await context.engine.waiting_for()
+    ends = context.drain.begun and not await context.drain.is_relieved()
+    waiting_for = ["nothing: it is shutting down"] if ends else await context.engine.waiting_for()
     if waiting_for:
         response.status_code = 503
         return {"status": "not ready", "waiting_for": waiting_for}

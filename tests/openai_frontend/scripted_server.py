@@ -37,6 +37,7 @@ class WordsEngine:
         pass
 
 
-if __name__ == "__main__":
+if __name__ in ("__main__", "__mp_main__"):  # its workers import it under the second name
     main.TritonEngine = WordsEngine
+if __name__ == "__main__":
     main.main()

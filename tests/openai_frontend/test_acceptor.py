@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from openai_frontend.acceptor import CLOSED, MOST_WAITING, TAKEN, Acceptor
+from openai_frontend.acceptor import CLOSED, DRAINS, GO_ON, MOST_WAITING, TAKEN, Acceptor
 
 TIMEOUT_S = 60
 
@@ -145,3 +145,43 @@ def test_the_end_closes_what_nobody_took():
     for client in site.clients:
         with client, contextlib.suppress(ConnectionResetError):  # one that waited in the kernel
             assert client.recv(1) == b""
+
+
+def test_what_one_that_drains_had_not_taken_is_another_s_and_so_is_all_that_comes(site: Site):
+    draining, staying = site.join(2)
+    site.connect(10)
+    staying.take(5)
+    draining.take(2)
+    draining.receive(3)
+    draining.channel.send(DRAINS)
+    assert draining.channel.recv(1) == b""
+    site.connect(3)
+    staying.take(3 + 3)
+    for number, connection in enumerate((*draining.connections[:2], *staying.connections)):
+        connection.send(b"%d" % (number % 10))
+    assert [len(client.recv(1)) for client in site.clients] == [1] * 13  # nobody hangs, none is closed
+
+
+def test_where_all_drain_they_go_on(site: Site):
+    workers = site.join(2)
+    site.acceptor.ending = True
+    for worker in workers:
+        worker.channel.send(DRAINS)
+        assert worker.channel.recv(1) == GO_ON
+    site.connect(2)
+    for worker in workers:
+        worker.take(1)
+
+
+def test_the_last_one_goes_on_until_another_joins(site: Site):
+    (draining,) = site.join(1)
+    draining.channel.send(DRAINS)
+    assert draining.channel.recv(1) == GO_ON
+    site.connect(1)
+    draining.take(1)
+    (joined,) = site.join(1)
+    site.connect(1)
+    joined.take(1)
+    site.connect(2)
+    joined.take(2)
+    assert not draining.has_more()

@@ -14,7 +14,7 @@ import pytest
 import trustme
 import uvloop
 
-from openai_frontend.acceptor import CLOSED, TAKEN
+from openai_frontend.acceptor import CLOSED, DRAINS, GO_ON, TAKEN
 from openai_frontend.worker_loop import HandedConnections, WorkerLoop
 
 TIMEOUT_S = 60
@@ -41,9 +41,9 @@ class WhoAmI(asyncio.Protocol):
 class Hands:
     """The acceptor's end of a worker: hands connections over, and hears what is told."""
 
-    def __init__(self, channel: socket.socket) -> None:
+    def __init__(self, channel: socket.socket, server: HandedConnections) -> None:
         channel.setblocking(False)
-        self.channel = channel
+        self.channel, self.server = channel, server
 
     def hand(self) -> socket.socket:
         """The client's end of a new connection."""
@@ -66,7 +66,7 @@ async def serving(tls: ssl.SSLContext | None = None, protocol: Any = Echo) -> As
         server = HandedConnections(asyncio.get_running_loop(), protocol, door, tls)
         _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
         with socket.socket(fileno=descriptors[0]) as channel:
-            yield Hands(channel)
+            yield Hands(channel, server)
         server.close()
         await server.wait_closed()
 
@@ -141,6 +141,32 @@ def test_a_worker_that_nobody_hands_connections_to_ends(runner: asyncio.Runner):
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
             hands.channel.close()
             await asyncio.wait_for(stopped.wait(), TIMEOUT_S)
+
+    runner.run(run())
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_one_that_drains_takes_nothing_until_it_knows_whether_there_are_others(runner: asyncio.Runner, others: bool):
+    async def run() -> None:
+        async with serving() as hands, asyncio.timeout(TIMEOUT_S):
+            begun = hands.hand()
+            await hands.hears(TAKEN)
+            relief = hands.server.hand_over()
+            assert hands.server.hand_over() is relief
+            await hands.hears(DRAINS)
+            untaken = hands.hand()
+            if others:
+                hands.channel.close()
+                assert await relief
+                with untaken:
+                    assert await asyncio.get_running_loop().run_in_executor(None, untaken.recv, 1) == b""
+            else:
+                hands.channel.send(GO_ON)
+                assert not await relief
+                await hands.hears(TAKEN)
+                assert await echo(untaken) == b"hello"
+                await hands.hears(CLOSED)
+            assert await echo(begun) == b"hello"
 
     runner.run(run())
 

@@ -1,20 +1,31 @@
-"""Workers as processes, with TLS: one that dies leaves nobody waiting."""
+"""Workers as processes, with TLS: one that dies leaves nobody waiting, and replacing them fails nobody's request."""
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import os
 import select
 import signal
 import socket
 import ssl
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import trustme
 
-from tests.openai_frontend.test_server import START_TIMEOUT_S, serving
+from tests.openai_frontend.test_server import CHAT, KEY, OTHER_KEY, START_TIMEOUT_S, WAITING, serving
 
 REQUEST = b"GET /health/live HTTP/1.1\r\nhost: frontend\r\nconnection: close\r\n\r\n"
 ANSWERED, CLOSED = b"HTTP/1.1 200 OK", b""
+
+
+def certified(authority: trustme.CA, directory: Path) -> list[str]:
+    """A new certificate in the same files; the options that name them."""
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.cert_chain_pems[0].write_to_path(str(directory / "cert.pem"))
+    certificate.private_key_pem.write_to_path(str(directory / "key.pem"))
+    return ["--ssl-certfile", str(directory / "cert.pem"), "--ssl-keyfile", str(directory / "key.pem")]
 
 
 def workers_of(pid: int) -> list[int]:
@@ -42,13 +53,9 @@ def told(client: ssl.SSLSocket) -> bytes:
 
 def test_a_worker_that_dies_leaves_nobody_waiting(checkpoint: Path, tmp_path: Path):
     authority = trustme.CA()
-    certificate = authority.issue_cert("127.0.0.1")
-    certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
-    certificate.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
-    options = ["--ssl-certfile", str(tmp_path / "cert.pem"), "--ssl-keyfile", str(tmp_path / "key.pem")]
-    options += ["--workers", "2", "--triton-url", "127.0.0.1:1", "--drain-s", "1"]
+    options = [*certified(authority, tmp_path), "--workers", "2", "--drain-s", "1"]
     with serving(checkpoint, *options, url="https", verify=trusting) as server:
         port = int(server.url.rpartition(":")[2])
 
@@ -64,3 +71,54 @@ def test_a_worker_that_dies_leaves_nobody_waiting(checkpoint: Path, tmp_path: Pa
         assert {told(client) for client in after} == {ANSWERED}
         for client in before + after:
             client.close()
+
+
+def test_a_reload_gives_new_connections_to_new_workers_and_lets_old_ones_finish(
+    checkpoint: Path, tmp_path: Path, eventually: Callable[..., None]
+):
+    """Under requests all the time, none of which fails, with an answer open in each old worker."""
+    authority = trustme.CA()
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    keys = tmp_path / "keys"
+    keys.write_text("sesame-1\n")
+    options = [*certified(authority, tmp_path), "--api-keys-file", str(keys), "--workers", "2", "--drain-s", "600"]
+    with serving(checkpoint, *options, url="https", verify=trusting) as server, contextlib.ExitStack() as open_answers:
+        pid, port = server.process.pid, int(server.url.rpartition(":")[2])
+
+        def presented(key: Mapping[str, str] = KEY) -> bytes | None:
+            """The certificate of a new connection, over which a request is answered."""
+            connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=START_TIMEOUT_S, context=trusting)
+            with contextlib.closing(connection):
+                connection.request("GET", "/v1/models", headers=key)
+                certificate = connection.sock.getpeercert(True)
+                answer = connection.getresponse()
+                assert answer.status == 200, answer.read()
+            return certificate
+
+        former, old_certificate = set(workers_of(pid)), presented()
+        streams = []
+        for _ in former:  # the acceptor gives each worker one
+            client = open_answers.enter_context(server.client(headers=KEY))
+            streams.append(open_answers.enter_context(client.stream("POST", CHAT, json=WAITING)).iter_lines())
+            assert next(streams[-1])
+        certified(authority, tmp_path)
+        keys.write_text("sesame-1\nsesame-2\n")
+        server.process.send_signal(signal.SIGHUP)
+
+        def replaced() -> bool:
+            certificates = [presented() for _ in range(4)]
+            return old_certificate not in certificates and len(workers_of(pid)) == 4
+
+        eventually(lambda: not replaced(), START_TIMEOUT_S)
+        for _ in range(20):
+            assert presented(OTHER_KEY) != old_certificate
+        assert former < set(workers_of(pid))  # they have the open answers
+        for each in former:
+            os.kill(each, signal.SIGUSR1)  # lets those go on to their end
+        for lines in streams:
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        eventually(lambda: bool(former & set(workers_of(pid))), START_TIMEOUT_S)
+        assert presented() != old_certificate
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(START_TIMEOUT_S) == 0
