@@ -63,7 +63,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
     for router in routers:
         app.include_router(router)
     paths = [getattr(route, "path", "") for router in routers for route in router.routes]
-    _add_middleware(app, settings, metrics, drain, paths)
+    _add_middleware(app, settings, metrics, drain, [*paths, str(app.openapi_url)])
     errors.install(app)
     openapi.install(app)
     return app

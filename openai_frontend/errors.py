@@ -129,12 +129,18 @@ def validation_error(problems: Sequence[Any], body: Any) -> InvalidRequestError:
 
 def _told(kind: str, problem: Any) -> str:
     """pydantic's message in our words, with the value where it is short enough to help."""
-    message = "must be an object" if kind in _NO_OBJECT else problem["msg"]
+    if (told := _TOLD.get(kind)) is not None:
+        return told
     value = problem.get("input")
+    if kind in _TOO_SHORT and not value:
+        return "must not be empty"
+    message = "must be an object" if kind in _NO_OBJECT else problem["msg"]
     got = f", got {value!r:.64}" if isinstance(value, (str, int, float)) else ""
     return f"{message.replace('Input should be', 'must be')}{got}"
 
 
+_TOLD = {"missing": "is missing"}
+_TOO_SHORT = ("string_too_short", "too_short")
 _NO_OBJECT = ("model_type", "model_attributes_type", "dict_type")
 
 

@@ -5,7 +5,7 @@ does not have may be sent with the value that asks for nothing, and are refused 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
 import orjson
 from pydantic import (
@@ -17,6 +17,7 @@ from pydantic import (
     GetJsonSchemaHandler,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from triton_omni.options import unknown_key_message
@@ -30,6 +31,8 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_keys(cls, values: Any) -> Any:
+        if isinstance(values, dict) and _is_of_another_type(values.get("type"), cls.model_fields.get("type")):
+            return values  # which is what to tell of it, not that such a thing has keys of its own
         known = {field.alias or name for name, field in cls.model_fields.items()}
         for key in values if isinstance(values, dict) else ():
             if key not in known:
@@ -37,6 +40,12 @@ class Strict(BaseModel):
                 message = unknown_key_message(key, known)
                 raise PydanticCustomError("unknown_parameter", "{message}", {"key": key, "message": message})
         return values
+
+
+def _is_of_another_type(given: Any, field: FieldInfo | None) -> bool:
+    if given is None or field is None or get_origin(field.annotation) is not Literal:
+        return False
+    return given not in get_args(field.annotation)
 
 
 class Only:

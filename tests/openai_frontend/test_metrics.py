@@ -88,6 +88,7 @@ async def test_requests_by_endpoint_and_status(make_app, chat):
         await client.post(CHAT, json=chat(model="gpt-4o"), headers=key)
         await client.post(CHAT, json=chat())
         await client.get(f"/v1/models/{MODEL}", headers=key)
+        await client.get("/openapi.json")
         for number in range(3):
             await client.get(f"/v1/nothing/{number}", headers=key)
         counted = await figures_of(client)
@@ -97,6 +98,7 @@ async def test_requests_by_endpoint_and_status(make_app, chat):
         (CHAT, "404"): 1,
         (CHAT, "401"): 1,
         ("/v1/models/{model_id:path}", "200"): 1,
+        ("/openapi.json", "200"): 1,
         ("other", "404"): 3,
     }
     assert counted["request_seconds_count", CHAT] == 4

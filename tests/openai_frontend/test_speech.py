@@ -125,7 +125,7 @@ async def test_an_error_in_the_file_breaks_it_off(make_app):
     ("changes", "param", "words"),
     [
         ({"input": None}, "input", "string"),
-        ({"input": ""}, "input", "at least 1"),
+        ({"input": ""}, "input", "must not be empty"),
         ({"input": " \n"}, "input", "nothing to read"),
         ({"input": "x" * 4_097}, "input", "at most 4096 characters, got 4097"),
         ({"input": "\ud800"}, "input", "nicode"),

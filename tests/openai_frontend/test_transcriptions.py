@@ -124,7 +124,7 @@ async def test_an_error_between_events_is_the_last(make_app):
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"model": None}, "model", "required"),
+        ({"model": None}, "model", "is missing"),
         ({"response_format": "srt"}, "response_format", "no times"),
         ({"response_format": "vtt"}, "response_format", "no times"),
         ({"response_format": "yaml"}, "response_format", "json, text, verbose_json"),

@@ -72,7 +72,7 @@ def test_a_browser_s_recording_is_read_by_ffmpeg() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"not audio at all", wav(tone(16_000))[:30], png(np.zeros((8, 8, 3), np.uint8))])
 def test_what_is_no_audio_is_refused(data: bytes) -> None:
-    refused(decode.decode_audio, data, **LIMITS)
+    assert "Errno" not in refused(decode.decode_audio, data, **LIMITS)
 
 
 @pytest.mark.parametrize("samples", [0, 1, 200])
@@ -106,7 +106,11 @@ def test_a_photo_is_turned_upright() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"no image", png(np.zeros((64, 64, 3), np.uint8))[:60], wav(tone(16_000))])
 def test_what_is_no_image_is_refused(data: bytes) -> None:
-    refused(decode.decode_image, data)
+    assert " object at " not in refused(decode.decode_image, data)
+
+
+def test_an_image_of_an_unknown_kind_is_told_the_known_ones() -> None:
+    assert "PNG, JPEG, WEBP" in refused(decode.decode_image, b"no image")
 
 
 def test_an_image_too_large_is_refused_before_it_is_unpacked() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import soundfile
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from triton_omni.errors import InvalidRequestError
 from triton_omni.thinker.config import ThinkerConfig
@@ -78,7 +78,9 @@ def decode_image(data: bytes, field: str, config: ThinkerConfig) -> Image.Image:
     except InvalidRequestError:
         raise
     except Exception as error:  # Pillow's plugins raise OSError, ValueError, SyntaxError, struct.error and more
-        raise InvalidRequestError(field, f"is no image that Pillow can decode: {error}") from None
+        # What it says of a file of unknown kind is an address in memory.
+        told = f"{', '.join(_IMAGES)} are accepted" if isinstance(error, UnidentifiedImageError) else error
+        raise InvalidRequestError(field, f"is no image that Pillow can decode: {told}") from None
 
 
 def decode_video(data: bytes, field: str, config: ThinkerConfig) -> Frames:
@@ -113,7 +115,7 @@ def decode_video(data: bytes, field: str, config: ThinkerConfig) -> Frames:
                     raise too_long
                 frames.append(frame.to_ndarray(format="rgb24"))
     except (av.FFmpegError, ValueError) as error:
-        raise InvalidRequestError(field, f"is no video that FFmpeg can decode: {error}") from None
+        raise InvalidRequestError(field, f"is no video that FFmpeg can decode: {_reason(error)}") from None
     if not frames:
         raise InvalidRequestError(field, "holds no frames")
     if len({frame.shape for frame in frames}) > 1:
@@ -169,7 +171,14 @@ def _decode_track(data: bytes, field: str, config: ThinkerConfig, rate_hz: int) 
             )
             return _resampled(mono, stream.rate, rate_hz, field, config.max_audio_s)
     except (av.FFmpegError, ValueError) as error:
-        raise InvalidRequestError(field, f"is no audio that libsndfile or FFmpeg can decode: {error}") from None
+        raise InvalidRequestError(
+            field, f"is no audio that libsndfile or FFmpeg can decode: {_reason(error)}"
+        ) from None
+
+
+def _reason(error: Exception) -> str:
+    """FFmpeg's words without its number and the name of a file that there is not."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _open(data: bytes) -> Any:
