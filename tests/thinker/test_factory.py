@@ -58,6 +58,15 @@ def test_the_engine_follows_what_is_installed(installed: Any, packages: Any, eng
     assert factory.load_thinker(None, ThinkerConfig(engine=engine)) == loaded  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("engine", "told"), [("auto", False), ("transformers", True)])
+def test_arguments_that_nobody_reads_are_told_of(
+    installed: Any, caplog: pytest.LogCaptureFixture, engine: str, told: bool
+) -> None:
+    installed({"vllm": "0.30.0"})
+    factory.load_thinker(None, ThinkerConfig(engine=engine, vllm_args='{"max_num_seqs": 8}'))  # type: ignore[arg-type]
+    assert ("vllm_args change nothing here" in caplog.text) is told
+
+
 @pytest.mark.parametrize(
     ("packages", "told"),
     [

@@ -29,6 +29,8 @@ def load_thinker(
     if not _takes_vllm(config.engine):
         from triton_omni.thinker.transformers_engine import TransformersThinker
 
+        if config.vllm_args:
+            log.warning("vllm_args change nothing here: the thinker runs on transformers; got %s", config.vllm_args)
         return TransformersThinker(model_config, config, on_death)
     # On CPU vLLM would bind its threads to cores which the talker and code2wav use too; it reads this at import.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
