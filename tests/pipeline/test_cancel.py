@@ -175,8 +175,8 @@ def test_too_many_are_refused_and_the_rest_is_served(house: Make) -> None:
 def test_close_ends_everything_and_its_threads(house: Make) -> None:
     before = set(threading.enumerate())
     omni = house(SLOW_THINKER, SLOW_TALKER, PipelineConfig(max_requests=2))
-    callers = [omni.submit(**ENDLESS) for _ in range(4)]
-    callers[0].wait_for(lambda c: c.audio.size > 0)
+    speaking = omni.submit(**ENDLESS).wait_for(lambda c: c.audio.size > 0)  # before another has its slot
+    callers = [speaking, *(omni.submit(**ENDLESS) for _ in range(3))]
     omni.close()
     for caller in callers:
         assert isinstance(caller.error, CapacityError)
