@@ -66,8 +66,14 @@ def parse_settings(arguments: Sequence[str] | None = None, environment: Mapping[
         values["api_keys"] = keys.load(values.pop("api_keys_file", None), environment)
         return Settings(**values)
     except ConfigError as error:
-        name = f"--{error.field.replace('_', '-')}: " if error.field else ""
-        parser.error(f"{name}{error.message}")
+        parser.error(told(error))
+
+
+def told(error: ConfigError) -> str:
+    """With the option, or the variable of the environment, that it is about."""
+    if error.field in (None, "", keys.VARIABLE):
+        return f"{error.field}: {error.message}" if error.field else error.message
+    return f"--{str(error.field).replace('_', '-')}: {error.message}"
 
 
 def _option(field: dataclasses.Field[Any], environment: Mapping[str, str]) -> dict[str, Any]:

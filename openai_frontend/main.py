@@ -18,7 +18,7 @@ from fastapi import FastAPI
 
 from openai_frontend.acceptor import Acceptor
 from openai_frontend.app import create_app
-from openai_frontend.command_line import parse_settings
+from openai_frontend.command_line import parse_settings, told
 from openai_frontend.metrics import SHARED_DIRECTORY_VARIABLE
 from openai_frontend.settings import Settings
 from openai_frontend.transcripts import Transcripts
@@ -84,7 +84,7 @@ def main() -> None:
             Transcripts.of_all_workers(settings.audio_id_lifetime_s).close()  # the workers find their file made
             _serve_with_workers(settings)
     except ConfigError as error:
-        sys.exit(f"openai_frontend: {error}")
+        sys.exit(f"openai_frontend: error: {told(error)}")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 from triton_omni.errors import ConfigError
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+_AT_LEAST_ONE = ("workers", "max_body_bytes", "max_media_bytes", "max_speech_characters")
+_AT_LEAST_ZERO = ("requests_per_minute", "max_concurrent_requests", "drain_s", "audio_id_lifetime_s")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,11 +60,32 @@ class Settings:
     speech_system_prompt: str = ""
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ConfigError(f"must be at least 1, got {self.workers}", field="workers")
-        for name in ("requests_per_minute", "max_concurrent_requests", "drain_s"):
-            if not (value := getattr(self, name)) >= 0:
-                raise ConfigError(f"must be at least 0, got {value}", field=name)
+        self._check_numbers()
+        self._check_words()
+        self._check_tls()
+
+    def _check_numbers(self) -> None:
+        for names, least in ((_AT_LEAST_ONE, 1), (_AT_LEAST_ZERO, 0)):
+            for name in names:
+                if not (value := getattr(self, name)) >= least:
+                    raise ConfigError(f"must be at least {least}, got {value}", field=name)
+        for name in ("stall_timeout_s", "media_fetch_timeout_s"):
+            if not (value := getattr(self, name)) > 0:
+                raise ConfigError(f"must be above 0, got {value:g}", field=name)
+        if not 0 <= self.port <= 65_535:
+            raise ConfigError(f"must be a port from 0 to 65535, got {self.port}", field="port")
+
+    def _check_words(self) -> None:
+        if self.log_level not in LOG_LEVELS:
+            raise ConfigError(f"must be one of {', '.join(LOG_LEVELS)}, got {self.log_level!r}", field="log_level")
+        for origin in self.cors_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"must hold origins as browsers name them (https://app.example) or *, got {origin!r}",
+                    field="cors_origins",
+                )
+
+    def _check_tls(self) -> None:
         if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
             missing = "ssl_keyfile" if self.ssl_certfile else "ssl_certfile"
             raise ConfigError("is missing: TLS needs a certificate and its key", field=missing)

@@ -18,6 +18,7 @@ import pytest
 import trustme
 
 from openai_frontend.command_line import parse_settings
+from openai_frontend.main import main
 from tests.openai_frontend.conftest import MODEL
 from tests.openai_frontend.fakes import WITHIN_S
 from tests.openai_frontend.scripted_server import WAIT
@@ -210,6 +211,12 @@ def test_workers_share_a_port_and_their_metrics(checkpoint: Path, eventually: Ca
         (["--ssl-certfile", "cert.pem"], "--ssl-keyfile: is missing"),
         (["--ssl-certfile", "cert.pem", "--ssl-keyfile", "key.pem"], "--ssl-certfile: cert.pem is no file"),
         (["--requests-per-minute", "-1"], "--requests-per-minute: must be at least 0"),
+        (["--max-media-bytes", "0"], "--max-media-bytes: must be at least 1"),
+        (["--audio-id-lifetime-s", "-1"], "--audio-id-lifetime-s: must be at least 0"),
+        (["--stall-timeout-s", "nan"], "--stall-timeout-s: must be above 0"),
+        (["--port", "99999"], "--port: must be a port from 0 to 65535"),
+        (["--log-level", "loud"], "--log-level: must be one of debug, info, warning, error"),
+        (["--cors-origins", "app.example"], "--cors-origins: must hold origins"),
         (["--drain", "1"], "unrecognized arguments"),
     ],
 )
@@ -217,3 +224,29 @@ def test_options_that_do_not_fit(checkpoint: Path, capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit):
         parse_settings(["--checkpoint", str(checkpoint), *options], {})
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--triton-url", "box"], "--triton-url: must be HOST:PORT"),
+        (["--allowed-local-media-path", "missing"], "--allowed-local-media-path: missing is no directory"),
+        (["--allowed-media-domains", "http://x/"], "--allowed-media-domains: must hold host names"),
+    ],
+)
+def test_options_that_are_found_out_later(
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    told: str,
+):
+    monkeypatch.setattr(sys, "argv", ["openai_frontend", "--checkpoint", str(checkpoint), *options])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert told in str(ended.value)
+
+
+def test_a_key_of_the_environment_that_no_header_can_carry(checkpoint: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        parse_settings(["--checkpoint", str(checkpoint)], {"OMNI_API_KEYS": "a b"})
+    assert "error: OMNI_API_KEYS: key 1 holds a space" in capsys.readouterr().err
