@@ -58,7 +58,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
     parser = argparse.ArgumentParser(
         prog="serve.sh",
         description="Serve a Qwen3-Omni checkpoint: text and speech over an OpenAI-compatible API.",
-        epilog="Options of the frontend follow after --: python -m openai_frontend.main --help lists them.",
+        epilog="Options of the frontend follow after --: serve.sh -- --help lists them.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
