@@ -52,9 +52,28 @@ def test_the_first_request_is_the_one_that_a_ready_server_prints() -> None:
     assert printed in shown
 
 
-@pytest.mark.parametrize("link", re.findall(r"\]\(([^)#:]+)\)", README))
-def test_a_link_leads_somewhere(link: str) -> None:
-    assert (ROOT / link).exists()
+def links() -> list[tuple[str, str]]:
+    """(page, link) of all links of all pages that lead to files or to headings."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    return [
+        (str(page.relative_to(ROOT)), link)
+        for page in pages
+        for link in re.findall(r"\]\(([^):]+)\)", page.read_text(encoding="utf-8"))
+    ]
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings: lower case, words joined by hyphens, other signs left out."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize(("page", "link"), links())
+def test_a_link_leads_somewhere(page: str, link: str) -> None:
+    path, _, anchor = link.partition("#")
+    target = (ROOT / page).parent / path if path else ROOT / page
+    assert target.exists()
+    assert not anchor or anchor in anchors(target)
 
 
 @pytest.mark.parametrize("script", sorted(set(re.findall(r"(?<![\w/])\./(scripts/[\w.]+|\.ci/run)", README))))
