@@ -29,7 +29,7 @@ def curl_example(url: str, model: str, voice: str | None, *, keyed: bool = False
     if voice is not None:
         message += f"; open('{WAV_FILE}', 'wb').write(base64.b64decode(message['audio']['data']))"
     return f"""\
-curl -sf {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\
+curl -sSf {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\
   -d '{json.dumps(chat_request(model, voice))}' |
   python3 -c "import base64, json, sys; {message}"
 """
