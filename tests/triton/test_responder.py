@@ -263,6 +263,24 @@ class Token:
         self.cancel = self.cancelled.set
 
 
+@pytest.mark.parametrize("ends", [True, False], ids=["its last event", "an event"])
+def test_nothing_is_sent_to_an_omni_bls_that_is_gone(ends: bool) -> None:
+    """Triton's send to it would never return."""
+    responder, reader = Responder("test", poll_s=60), WakeupReader()
+    _, arrivals = reader.open("thinker")
+    sender, taken_back = AskingSender(arrivals.parameter), threading.Semaphore(0)
+    stream = responder.open(sender, _encode, on_cancel=taken_back.release)
+    stream.sink(Event("a"))
+    assert arrivals.wait(1)
+    reader.close()
+    stream.sink(Event("b." if ends else "b"))
+    assert taken_back.acquire(timeout=WAIT_S)
+    stream.sink(Event("c."))
+    responder.close()
+    assert _texts(sender) == ["a"]
+    assert not taken_back.acquire(blocking=False)
+
+
 def test_a_cancel_key_finds_its_request_in_another_instance(reader: WakeupReader) -> None:
     other = WakeupReader()
     here, there, token, key = CancelKeys(reader), CancelKeys(other), Token(), uuid.uuid4().hex

@@ -75,6 +75,7 @@ class ResponseStream(Generic[T]):
         self.begun = False
         self.ended = False
         self.broken = False  # an event is lost: nothing but the error may follow
+        self.taken_back = False
         self.poll_at = 0.0
 
     def sink(self, event: T | OmniError) -> None:
@@ -230,6 +231,9 @@ class Responder:
             polls.append(stream)
 
     def _take_back(self, stream: ResponseStream[Any]) -> None:
+        if stream.taken_back:
+            return
+        stream.taken_back = True
         try:
             stream.on_cancel()
         except Exception:
@@ -275,6 +279,11 @@ class Responder:
                 logger.exception("a request could not be ended")
 
     def _send(self, stream: ResponseStream[Any], responses: Sequence[Any], final: bool) -> None:
+        if stream.wakeup is not None and not self._wakeups.is_read(stream.wakeup):
+            # Triton would wait for the dead omni_bls to take it, for ever, and this thread and all responses with it.
+            stream.ended = True
+            self._ready.put(partial(self._take_back, stream))
+            return
         for response in responses[:-1] if final else responses:
             stream.begun = True
             self._responses += 1

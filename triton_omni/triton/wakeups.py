@@ -201,15 +201,33 @@ class WakeupWriter:
         """``target``: the request's parameter, which ``is_target``. False when the caller is gone."""
         number, _, key = target.partition(":")
         try:
-            if number not in self._pipes:
-                self._pipes[number] = _open_to_write(_path(number))
-            os.write(self._pipes[number], _RECORD.pack(bytes.fromhex(key), record, self._pid))
+            os.write(self._pipe(number), _RECORD.pack(bytes.fromhex(key), record, self._pid))
         except OSError as error:
-            logger.warning("no wakeup for %s: %s", target, error)
-            if number in self._pipes:
-                os.close(self._pipes.pop(number))
-            return error.errno not in _NO_READER
+            return self._failed(number, error)
         return True
+
+    def is_read(self, target: str) -> bool:
+        """False when the caller is gone."""
+        number, _, _ = target.partition(":")
+        poll = select.poll()
+        try:
+            poll.register(self._pipe(number), 0)
+            if poll.poll(0):  # an error, which is told unasked
+                raise BrokenPipeError(errno.EPIPE, "nobody reads the pipe")
+        except OSError as error:
+            return self._failed(number, error)
+        return True
+
+    def _pipe(self, number: str) -> int:
+        if number not in self._pipes:
+            self._pipes[number] = _open_to_write(_path(number))
+        return self._pipes[number]
+
+    def _failed(self, number: str, error: OSError) -> bool:
+        logger.warning("no wakeup for %s: %s", number, error)
+        if number in self._pipes:
+            os.close(self._pipes.pop(number))
+        return error.errno not in _NO_READER
 
 
 def is_target(parameter: object) -> bool:
