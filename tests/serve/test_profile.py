@@ -227,6 +227,21 @@ def test_dry_run_prints_what_would_be_loaded(
     assert main(["--dry-run", "--profile", "two-gpus", "--set", "talker.max_sesions=5"]) == 1
 
 
+def test_render_writes_what_a_bare_tritonserver_would_load(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Machine, "detect", lambda: machine(1))
+    target = tmp_path / "new" / "repository"
+    assert main(["--render", str(target), "--profile", "one-gpu", "--set", "talker.max_sessions=5"]) == 0
+    assert values(read_config(target / "talker"))["max_sessions"] == "5"
+    assert json.loads(values(read_config(target / "thinker"))["vllm_args"])["gpu_memory_utilization"] == 0.72
+    assert (target / "omni_bls" / "1" / "model.py").is_file()
+    kept = sorted(target.rglob("*"))
+    assert main(["--render", str(target), "--profile", "one-gpu"]) == 1
+    assert f"--render: {target} exists already" in caplog.text
+    assert sorted(target.rglob("*")) == kept
+
+
 def test_checking_a_profile_does_not_wait_for_torch() -> None:
     code = "import sys; from triton_omni.serve.main import main; main(['--dry-run']); sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

@@ -32,6 +32,7 @@ class Options:
     profile: str | None
     overrides: tuple[str, ...]
     dry_run: bool
+    render: Path | None
     log_directory: Path
     ready_timeout_s: float
     drain_s: float
@@ -74,6 +75,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
     add("--profile", help=f"a layout: {', '.join(profile_names())}, or a file; none: by the devices that are there")
     add("--set", action="append", dest="overrides", default=[], metavar="STAGE.KEY=VALUE", help="changes the profile")
     add("--dry-run", action="store_true", help="say what would be loaded, and end")
+    add("--render", type=Path, help="write what would be loaded to this directory, for a bare tritonserver, and end")
     add("--model-repository", type=Path, default=ROOT / "model_repository", help="what the profile is applied to")
     add("--log-directory", type=Path, default=ROOT / ".cache" / "logs", help="where logs and applied profile go")
     add("--ready-timeout-s", type=_positive, default=1800.0, help="how long loading may take")

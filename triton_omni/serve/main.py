@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 def serve(options: Options, signals: StopSignals) -> None:
     """Run until a stop signal (StopRequested) or until a part ends by itself (ConfigError with its last log lines)."""
     deployment = Deployment.choose(options.profile, options.overrides, demo=options.checkpoint is None)
-    if options.dry_run:
+    if options.dry_run or options.render is not None:
         _describe(options, deployment)
         return
     check_ports_free(
@@ -75,11 +75,14 @@ def serve(options: Options, signals: StopSignals) -> None:
 
 
 def _describe(options: Options, deployment: Deployment) -> None:
-    """On standard output, for a --dry-run."""
+    """On standard output, for a --dry-run or a --render, which keeps the repository."""
     if options.checkpoint is not None:
         deployment.check_memory(options.checkpoint)
-    with tempfile.TemporaryDirectory(prefix="triton_omni_") as target:
-        repository = deployment.render(options.model_repository, Path(target) / "repository")
+    with tempfile.TemporaryDirectory(prefix="triton_omni_") as scratch:
+        target = options.render or Path(scratch) / "repository"
+        if target.exists():
+            raise ConfigError(f"{target} exists already; name a new directory", field="--render")
+        repository = deployment.render(options.model_repository, target)
         sys.stdout.write(deployment.describe(repository) + "\n")
 
 
