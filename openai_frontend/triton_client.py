@@ -9,6 +9,7 @@ end: cancelling streams has crashed tritonserver, so that is only done when noth
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
@@ -41,8 +42,21 @@ STAGES = (THINKER, "talker", "code2wav")
 READY_TIMEOUT_S = 2.0
 # How long Triton may take to close the stream of a request that is answered or was taken back.
 LEAVE_TIMEOUT_S = 5.0
+# omni_bls is asked for a sign of life every so often. Two silences in a row, the second counted anew because a machine
+# that stood still is none, mean that its process is gone: Triton neither tells nor ends the stream.
+LIFE_EVERY_S = 2
+SILENCE_S = 6.0
 _LENGTH_PREFIX_BYTES = 4  # before each element of a BYTES tensor
+_LIFE_PARAMETER = "sign_of_life_s"
+_LIFE_BYTES = 2 * _LENGTH_PREFIX_BYTES + len("{}")  # no text, no audio, no event
 _SERVICE = "/inference.GRPCInferenceService"
+
+
+@dataclasses.dataclass(slots=True)
+class _Life:
+    """``shown``: a first sign of life has come over a stream. Before it the request, however large, may be on its way."""
+
+    shown: bool = False
 
 
 class TritonEngine:
@@ -58,12 +72,16 @@ class TritonEngine:
 
     async def generate(self, request: Mapping[str, Any], media: Sequence[bytes]) -> AsyncGenerator[Delta, None]:
         key = uuid.uuid4().hex.encode()
-        inputs = {"REQUEST": [orjson.dumps(request)], "CANCEL_KEY": [key]}
-        call = self._stream(MODEL, inputs | ({"MEDIA": media} if media else {}))
+        inputs: dict[str, Sequence[bytes]] = {"REQUEST": [orjson.dumps(request)], "CANCEL_KEY": [key]}
+        if media:
+            inputs["MEDIA"] = media
+        message = _request(MODEL, inputs, {_LIFE_PARAMETER: LIFE_EVERY_S})
+        call = self._call(message, min(SILENCE_S, self._stall_timeout_s))
+        life = _Life()
         answered = False  # Triton closes the stream later; nobody need wait for that
         try:
             while not answered:
-                response = await self._next(call)
+                response = await self._next(call, life)
                 answered = bool(response.error_message)
                 piece = _delta(response)
                 answered = piece.event.get("type") == "end"
@@ -74,21 +92,37 @@ class TritonEngine:
             call.leave(self._leave_timeout_s)
 
     def _stream(self, model: str, inputs: Mapping[str, Sequence[bytes]], stall_timeout_s: float | None = None) -> Call:
-        message = _request(model, inputs).SerializeToString()
-        limit_s = self._stall_timeout_s if stall_timeout_s is None else stall_timeout_s
-        return self._channel.call(f"{_SERVICE}/ModelStreamInfer", message, stall_timeout_s=limit_s)
+        return self._call(_request(model, inputs), stall_timeout_s or self._stall_timeout_s)
 
-    async def _next(self, call: Call) -> Any:
-        """A ModelStreamInferResponse."""
-        try:
-            message = await call.next()
-        except TimeoutError as failure:
-            raise RequestTimeoutError(f"nothing came from {MODEL} for {self._stall_timeout_s:g} s") from failure
-        except RpcError as failure:
-            raise self._translated(failure) from failure
-        if message is None:
-            raise StageError(MODEL, "the answer broke off without its end event")
-        return ModelStreamInferResponse.FromString(message)
+    def _call(self, request: Any, stall_timeout_s: float) -> Call:
+        message = request.SerializeToString()
+        return self._channel.call(f"{_SERVICE}/ModelStreamInfer", message, stall_timeout_s=stall_timeout_s)
+
+    async def _next(self, call: Call, life: _Life) -> Any:
+        """The next ModelStreamInferResponse that is more than a sign of life."""
+        loop = asyncio.get_running_loop()
+        asked_s, silences = loop.time(), 0
+        while True:
+            try:
+                message = await call.next()
+            except TimeoutError:
+                silences += 1
+                if life.shown and silences > 1:
+                    silent_s = silences * SILENCE_S
+                    raise StageError(
+                        MODEL, f"nothing was heard of it for {silent_s:g} s; its process may have died"
+                    ) from None
+            except RpcError as failure:
+                raise self._translated(failure) from failure
+            else:
+                if message is None:
+                    raise StageError(MODEL, "the answer broke off without its end event")
+                response = ModelStreamInferResponse.FromString(message)
+                if not _is_sign_of_life(response):
+                    return response
+                life.shown, silences = True, 0
+            if loop.time() - asked_s >= self._stall_timeout_s:
+                raise RequestTimeoutError(f"nothing came from {MODEL} for {self._stall_timeout_s:g} s")
 
     def _translated(self, failure: RpcError) -> OmniError:
         if failure.code is StatusCode.UNAVAILABLE:
@@ -135,9 +169,15 @@ class TritonEngine:
         await self._channel.close()
 
 
-def _request(model: str, inputs: Mapping[str, Sequence[bytes]]) -> Any:
+def _is_sign_of_life(response: Any) -> bool:
+    return not response.error_message and sum(map(len, response.infer_response.raw_output_contents)) == _LIFE_BYTES
+
+
+def _request(model: str, inputs: Mapping[str, Sequence[bytes]], parameters: Mapping[str, int] | None = None) -> Any:
     """A ModelInferRequest with BYTES tensors."""
     request = ModelInferRequest(model_name=model)
+    for name, number in (parameters or {}).items():
+        request.parameters[name].int64_param = number
     for name, values in inputs.items():
         request.inputs.add(name=name, datatype="BYTES", shape=[len(values)])
         elements = (len(value).to_bytes(_LENGTH_PREFIX_BYTES, "little") + value for value in values)

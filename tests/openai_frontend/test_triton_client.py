@@ -39,6 +39,9 @@ def response(text="", audio=b"", event=None):
     return service_pb2.ModelStreamInferResponse(infer_response=result)
 
 
+SIGN_OF_LIFE = response()
+
+
 class Omni(service_pb2_grpc.GRPCInferenceServiceServicer):
     """``script``: responses, error messages, a status code to abort with, or an Event to wait for. ``takes_back``:
     heeds cancel keys; ``taken_back`` holds them either way.
@@ -185,6 +188,67 @@ async def test_a_server_that_falls_silent_is_an_error():
             await collect(engine)
         async with asyncio.timeout(WITHIN_S):
             await omni.ended.wait()
+
+
+async def test_omni_bls_dies_after_signs_of_life(monkeypatch):
+    """Well before the wait for a piece is over."""
+    assert 1 <= triton_client.LIFE_EVERY_S < triton_client.SILENCE_S
+    monkeypatch.setattr(triton_client, "SILENCE_S", 0.2)
+    omni = Omni(SIGN_OF_LIFE, response("x"), SIGN_OF_LIFE, response(event=END))
+    async with engine_of(omni, leave_timeout_s=0.2) as engine, asyncio.timeout(WITHIN_S):
+        assert [piece.text for piece in await collect(engine)] == ["x", ""]
+        assert omni.request.parameters["sign_of_life_s"].int64_param == triton_client.LIFE_EVERY_S
+        omni.script = (SIGN_OF_LIFE, response("x"), asyncio.Event())
+        answer = engine.generate({}, [])
+        assert (await anext(answer)).text == "x"
+        with pytest.raises(StageError, match="may have died"):
+            await anext(answer)
+
+
+class Living(Omni):
+    """Nothing but signs of life until ``release`` is set."""
+
+    def __init__(self, every_s):
+        super().__init__()
+        self.every_s, self.release, self.shown = every_s, asyncio.Event(), 0
+
+    async def ModelStreamInfer(self, requests, context):
+        while not self.release.is_set():
+            self.shown += 1
+            yield SIGN_OF_LIFE
+            await asyncio.sleep(self.every_s)
+        yield response(event=END)
+
+
+async def test_signs_of_life_keep_a_slow_request_alive(monkeypatch):
+    monkeypatch.setattr(triton_client, "SILENCE_S", WITHIN_S / 2)
+    omni = Living(0.01)
+    async with engine_of(omni) as engine, asyncio.timeout(WITHIN_S):
+        answer = asyncio.ensure_future(collect(engine))
+        while omni.shown < 20:
+            await asyncio.sleep(0.01)
+        assert not answer.done()
+        omni.release.set()
+        assert [piece.event for piece in await answer] == [END]
+
+
+async def test_signs_of_life_are_no_pieces():
+    async with engine_of(Living(0.01), stall_timeout_s=0.2, leave_timeout_s=0.2) as engine:
+        with pytest.raises(RequestTimeoutError, match=r"for 0\.2 s"):
+            await collect(engine)
+
+
+async def test_without_a_sign_of_life_a_slow_request_may_be_silent(monkeypatch):
+    """A large one on its way, or of an omni_bls that knows none."""
+    monkeypatch.setattr(triton_client, "SILENCE_S", 0.05)
+    held = asyncio.Event()
+    omni = Omni(response("x"), held, response(event=END))
+    async with engine_of(omni) as engine, asyncio.timeout(WITHIN_S):
+        answer = asyncio.ensure_future(collect(engine))
+        await asyncio.sleep(0.5)
+        assert not answer.done()
+        held.set()
+        assert [piece.event for piece in await answer] == [{}, END]
 
 
 async def test_closing_the_answer_takes_its_request_back_and_no_other():

@@ -12,7 +12,18 @@ import pytest
 import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
 
-from tests.triton.client import ENDLESS, HELLO, Answer, gauges, generate_stream, omni, open_sessions, speech, take_back
+from tests.triton.client import (
+    ENDLESS,
+    HELLO,
+    Answer,
+    TritonCall,
+    gauges,
+    generate_stream,
+    omni,
+    open_sessions,
+    speech,
+    take_back,
+)
 from triton_omni.errors import from_wire
 from triton_omni.serve.processes import model_stubs
 from triton_omni.serve.tritonserver import TritonServer
@@ -148,3 +159,26 @@ def test_sixty_four_streams_leave_nothing_open(null_server: TritonServer, eventu
 def _sawtooth(samples: int) -> np.ndarray:
     phase = np.arange(samples) * (220.0 / 24_000) % 1.0
     return ((phase - 0.5) * 2 * 3276).astype(np.int16)
+
+
+def test_signs_of_life_for_who_asks(tight_server: TritonServer, eventually) -> None:
+    """Also while a request waits for its turn, of which there are four."""
+    keys = [str(uuid.uuid4()) for _ in range(5)]
+
+    def ask(key: str, every_s: int) -> TritonCall:
+        inputs = {"REQUEST": [json.dumps(speech(talker=ENDLESS))], "CANCEL_KEY": [key]}
+        return TritonCall(tight_server, "omni_bls", inputs, parameters={"sign_of_life_s": every_s})
+
+    answers = [iter(ask(key, 1)) for key in keys]
+    for answer in answers:
+        while part := next(answer):
+            if (part["TEXT"].ravel()[0], part["AUDIO"].size, part["EVENT"].ravel()[0]) == (b"", 0, b"{}"):
+                break
+    for key in keys:
+        take_back(tight_server, key)
+    for answer in answers:
+        with pytest.raises(InferenceServerException, match="cancelled"):
+            list(answer)
+    with pytest.raises(InferenceServerException, match=r"invalid_request \[sign_of_life_s\]: must be an integer of at"):
+        list(ask("", 0))
+    eventually(lambda: open_sessions(tight_server))

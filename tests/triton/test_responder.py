@@ -366,6 +366,28 @@ def test_many_open_requests_are_asked_less_often_each(responder: Responder, monk
         stream.sink(Event("a."))
 
 
+def test_signs_of_life_leave_between_the_events_and_not_after_the_last(responder: Responder) -> None:
+    sender, shown = Sender(), threading.Semaphore(0)
+
+    def encode(events):
+        if "sign" in events:
+            shown.release()
+        return _encode(events)
+
+    stream = responder.open(sender, encode)
+    stream.sink(Event("a"))
+    stream.show_life(Event("sign"), POLL_S)
+    for _ in range(3):
+        assert shown.acquire(timeout=WAIT_S)
+    stream.sink(Event("b."))
+    assert sender.finished.wait(WAIT_S)
+    threading.Event().wait(5 * POLL_S)
+    texts = _texts(sender)
+    assert (texts[0], texts[-1]) == ("a", "b.")
+    assert set(texts[1:-1]) == {"sign"}
+    assert len(texts) >= 5
+
+
 def test_messages_are_counted(responder: Responder) -> None:
     gate, sender = threading.Event(), Sender()
     blocking = _block(responder, gate)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from reprlib import repr as short
 from typing import Any
 
 import numpy as np
 
+from triton_omni.errors import InvalidRequestError
 from triton_omni.pipeline.events import OmniEvent
 from triton_omni.triton.tensors import (
     Arrays,
@@ -25,6 +28,20 @@ def read_request(inputs: Arrays) -> tuple[str, tuple[bytes, ...], str]:
     An empty text with a key takes back the request that came with that key.
     """
     return read_string(inputs, "REQUEST"), read_files(inputs, "MEDIA"), read_string(inputs, "CANCEL_KEY")
+
+
+SIGN_OF_LIFE = OmniEvent()
+"""A response without text, audio and event."""
+LIFE_PARAMETER = "sign_of_life_s"
+"""The request parameter that asks for one every so many seconds, 1 or more."""
+
+
+def read_life_parameter(parameters: str) -> int | None:
+    """``parameters``: JSON, or empty. None: not asked for. Raises InvalidRequestError."""
+    every_s = json.loads(parameters or "{}").get(LIFE_PARAMETER)
+    if every_s is not None and (not isinstance(every_s, int) or isinstance(every_s, bool) or every_s < 1):
+        raise InvalidRequestError(LIFE_PARAMETER, f"must be an integer of at least 1, got {short(every_s)}")
+    return every_s
 
 
 def event_tensors(events: Sequence[OmniEvent]) -> list[list[Any]]:

@@ -76,6 +76,8 @@ class ResponseStream(Generic[T]):
         self.ended = False
         self.broken = False  # an event is lost: nothing but the error may follow
         self.taken_back = False
+        self.sign_of_life: T | None = None
+        self.sign_every_s = self.sign_at = float("inf")
         self.poll_at = 0.0
 
     def sink(self, event: T | OmniError) -> None:
@@ -118,6 +120,12 @@ class ResponseStream(Generic[T]):
             sooner, self._due_s = due_s < self._due_s, min(due_s, self._due_s)
         if sooner:
             self._responder.wake(self, due_s)
+
+    def show_life(self, sign: T, every_s: float) -> None:
+        """Send ``sign`` soon and then every so often, whatever else is sent: Triton does not tell when this process
+        dies.
+        """
+        self.sign_of_life, self.sign_every_s, self.sign_at = sign, every_s, time.monotonic()
 
     def take(self) -> tuple[list[T], OmniError | None, bool]:
         """Everything that waits, for the responder."""
@@ -218,17 +226,29 @@ class Responder:
             with self._owner:
                 if stream.ended:
                     continue
+                if now >= stream.sign_at:
+                    self._show_life(stream, now)
                 if stream.wakeup is not None:
                     # omni_bls takes its requests back in-band, and Triton tells a child nothing of its caller's end.
                     has_left = not self._wake(stream, Record.ALIVE)
                 else:
                     has_left = self._is_cancelled(stream)
-                    interval_s = max(interval_s, len(polls) / MAX_POLLS_PER_S)
+                    interval_s = min(max(interval_s, len(polls) / MAX_POLLS_PER_S), stream.sign_every_s)
             if has_left:
                 self._take_back(stream)
                 continue
             stream.poll_at = now + interval_s
             polls.append(stream)
+
+    def _show_life(self, stream: ResponseStream[Any], now: float) -> None:
+        stream.sign_at = now + stream.sign_every_s
+        if stream.broken:
+            return
+        try:
+            [tensors] = stream.encode([stream.sign_of_life])
+            self._send(stream, [pb_utils.InferenceResponse(output_tensors=list(tensors))], final=False)
+        except Exception:
+            logger.exception("a sign of life could not be sent")
 
     def _take_back(self, stream: ResponseStream[Any]) -> None:
         if stream.taken_back:

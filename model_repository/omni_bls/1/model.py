@@ -21,7 +21,7 @@ from triton_omni.triton.bls_config import BlsConfig
 from triton_omni.triton.cancel_keys import CancelKeys
 from triton_omni.triton.lifetime import end_with_server
 from triton_omni.triton.metrics import StatsMetrics
-from triton_omni.triton.omni_wire import event_tensors, read_request
+from triton_omni.triton.omni_wire import SIGN_OF_LIFE, event_tensors, read_life_parameter, read_request
 from triton_omni.triton.parameters import Instance, initializer
 from triton_omni.triton.responder import Responder, ResponseStream
 from triton_omni.triton.tensors import arrays
@@ -70,6 +70,8 @@ class TritonPythonModel:
                     stream.send(final=True)
                     continue
                 parsed = self._parser.parse(text, media)
+                if (every_s := read_life_parameter(request.parameters())) is not None:
+                    stream.show_life(SIGN_OF_LIFE, every_s)
                 self._cancel_keys.add(key, token)
                 self._pipeline.submit(parsed, partial(self._emit, stream, key), token)
 
