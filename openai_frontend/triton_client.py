@@ -54,7 +54,7 @@ _SERVICE = "/inference.GRPCInferenceService"
 
 @dataclasses.dataclass(slots=True)
 class _Life:
-    """``shown``: a first sign of life has come over a stream. Before it the request, however large, may be under way."""
+    """``shown``: a sign of life has come over a stream. Before it the request may be on its way, however large."""
 
     shown: bool = False
 
