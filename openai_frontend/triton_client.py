@@ -54,7 +54,7 @@ _SERVICE = "/inference.GRPCInferenceService"
 
 @dataclasses.dataclass(slots=True)
 class _Life:
-    """``shown``: a sign of life has come over a stream. Before it the request may be on its way, however large."""
+    """``shown``: its first sign of life has come over a stream. Before that the request may be on its way still."""
 
     shown: bool = False
 
