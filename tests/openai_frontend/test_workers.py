@@ -86,16 +86,26 @@ def test_a_reload_gives_new_connections_to_new_workers_and_lets_old_ones_finish(
     with serving(checkpoint, *options, url="https", verify=trusting) as server, contextlib.ExitStack() as open_answers:
         pid, port = server.process.pid, int(server.url.rpartition(":")[2])
 
-        def asked(key: Mapping[str, str]) -> tuple[int, bytes | None]:
-            """The answer's status, and the certificate of the new connection over which it came."""
-            connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=START_TIMEOUT_S, context=trusting)
-            with contextlib.closing(connection):
-                connection.request("GET", "/v1/models", headers=key)
-                certificate = connection.sock.getpeercert(True)
-                return connection.getresponse().status, certificate
+        def asked(count: int, key: Mapping[str, str]) -> set[tuple[int, bytes | None]]:
+            """The answers' statuses and the certificates of so many new connections, all of them open at once, so that
+            every worker that is handed any has some.
+            """
+            answers = set()
+            with contextlib.ExitStack() as held:
+                for _ in range(count):
+                    connection = http.client.HTTPSConnection(
+                        "127.0.0.1", port, timeout=START_TIMEOUT_S, context=trusting
+                    )
+                    held.enter_context(contextlib.closing(connection))
+                    connection.request("GET", "/v1/models", headers=key)
+                    certificate = connection.sock.getpeercert(True)
+                    answer = connection.getresponse()
+                    answer.read()
+                    answers.add((answer.status, certificate))
+            return answers
 
         def presented() -> bytes | None:
-            status, certificate = asked(KEY)
+            [(status, certificate)] = asked(1, KEY)
             assert status == 200
             return certificate
 
@@ -111,11 +121,12 @@ def test_a_reload_gives_new_connections_to_new_workers_and_lets_old_ones_finish(
 
         def replaced() -> bool:
             certificates = [presented() for _ in range(4)]
-            others = [asked(OTHER_KEY) for _ in range(20)]  # old workers do not know this key
+            others = asked(20, OTHER_KEY)  # old workers do not know this key
             new = old_certificate not in (*certificates, *(certificate for _, certificate in others))
             return new and {status for status, _ in others} == {200} and len(workers_of(pid)) == 4
 
         eventually(lambda: not replaced(), START_TIMEOUT_S)
+        assert {status for status, _ in asked(20, OTHER_KEY)} == {200}
         assert former < set(workers_of(pid))  # they have the open answers
         for each in former:
             os.kill(each, signal.SIGUSR1)  # lets those go on to their end
