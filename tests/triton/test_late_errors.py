@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,20 +15,35 @@ from tests.triton.fake_pb_utils import Sender, Tensor
 from triton_omni.errors import InvalidRequestError, StageError
 from triton_omni.triton.late_errors import raise_late_error
 from triton_omni.triton.responder import Responder
+from triton_omni.triton.wakeups import PARAMETER, WakeupReader
 
 ERROR = StageError("thinker", "failed at token 3, as told")
 
 
 class FromOmniBls(Sender):
+    wakeup = ""
+
     def parameters(self):
-        return json.dumps({"omni_wakeup": "0" * 32 + ":" + "0" * 32})  # nobody reads that pipe
+        return json.dumps({PARAMETER: self.wakeup})
+
+
+@pytest.fixture
+def reader() -> Iterator[WakeupReader]:
+    reader = WakeupReader()
+    yield reader
+    reader.close()
 
 
 @pytest.mark.parametrize(
     ("sender", "begun", "late"),
     [(FromOmniBls(), False, False), (FromOmniBls(), True, True), (Sender(), False, False), (Sender(), True, False)],
 )
-def test_only_a_late_error_to_omni_bls_is_written_as_a_response(sender: Sender, begun: bool, late: bool) -> None:
+def test_only_a_late_error_to_omni_bls_is_written_as_a_response(
+    sender: Sender, begun: bool, late: bool, reader: WakeupReader
+) -> None:
+    if isinstance(sender, FromOmniBls):
+        _, arrivals = reader.open("thinker")
+        sender.wakeup = arrivals.parameter
     responder = Responder("test", poll_s=10)
     stream = responder.open(sender, lambda texts: [[Tensor("TEXT", [text])] for text in texts])
     if begun:
