@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -52,13 +51,6 @@ def ids(*values: int) -> np.ndarray:
 
 def heard(codes: np.ndarray) -> list[int]:
     return codes[:, 0].tolist()
-
-
-def wait_for(met: Callable[[], bool]) -> None:
-    limit_s = time.monotonic() + TIMEOUT_S
-    while not met():
-        assert time.monotonic() < limit_s
-        time.sleep(0.001)
 
 
 def idle(slots: int = 2) -> dict[str, int]:
@@ -145,56 +137,7 @@ def test_nothing_to_say_is_a_stop_without_audio(
     assert engine.stats() == idle()
 
 
-def test_a_prompt_is_computed_before_its_text_is_there(make: Make, hello: Start, runner: ScriptedRunner) -> None:
-    engine, listener, silent = make(), Listener(), Listener()
-    engine.start("early", hello([], text_finished=False), listener)
-    wait_for(lambda: runner.calls == "P")
-    assert engine.stats() == {"running": 1, "waiting": 0, "waiting_for_text": 1, "slots_free": 1}
-    engine.start("silent", hello([], text_finished=False), silent)
-    wait_for(lambda: runner.calls == "PP")
-    engine.append("early", ids(5, EOS_TEXT), True)
-    assert heard(listener.result()[0]) == [5] and runner.calls == "PPSS"
-    engine.append("silent", ids(), True)
-    codes, reason = silent.result()
-    assert len(codes) == 0 and reason == "stop" and runner.calls == "PPSS"
-    assert engine.stats() == idle()
-
-
-def test_text_takes_a_slot_from_the_youngest_session_without_text(
-    make: Make, hello: Start, runner: ScriptedRunner
-) -> None:
-    engine, early, late = make(), [Listener(), Listener()], [Listener(), Listener()]
-    for i in (0, 1):
-        engine.start(f"early {i}", hello([], text_finished=False), early[i])
-        wait_for(lambda i=i: len(runner.pieces) == i + 1)  # type: ignore[misc]
-    _, (second,) = runner.pieces
-    engine.start("late 0", hello([BLOCK_TEXT, EOS_TEXT]), late[0])
-    assert runner.reached.wait(TIMEOUT_S)
-    assert runner.pieces[2:] == [[second]] and runner.steps == [[second[0]]]
-    engine.start("late 1", hello([7, EOS_TEXT]), late[1])
-    engine.append("early 0", ids(8, EOS_TEXT), True)  # whose prompt is computed
-    runner.released.set()
-    assert heard(late[0].result()[0]) == [BLOCK_TEXT] and heard(early[0].result()[0]) == [8]
-    assert heard(late[1].result()[0]) == [7]
-    wait_for(lambda: len(runner.pieces) == 5)  # only early 1 had to be computed twice
-    engine.append("early 1", ids(9, EOS_TEXT), True)
-    assert heard(early[1].result()[0]) == [9]
-    assert len(runner.pieces) == 5 and engine.stats() == idle()
-
-
-def test_no_session_with_text_gives_its_slot_away(make: Make, hello: Start, runner: ScriptedRunner) -> None:
-    engine, begun, late = make(max_sessions=1), Listener(), Listener()
-    engine.start("begun", hello([5], text_finished=False, chunk_frames=(1,)), begun)
-    assert heard(begun.next().codes) == [5]
-    engine.start("late", hello([6, EOS_TEXT]), late)
-    engine.append("begun", ids(7), False)
-    assert heard(begun.next().codes) == [7] and late.is_silent
-    engine.append("begun", ids(EOS_TEXT), True)
-    assert heard(begun.result()[0]) == [5, 7] and heard(late.result()[0]) == [6]
-    assert len(runner.pieces) == 2
-
-
-def test_a_session_without_text_holds_up_nobody(make: Make, hello: Start) -> None:
+def test_a_session_without_text_holds_up_nobody(make: Make, hello: Start, eventually: Callable[..., None]) -> None:
     engine, late, silent = make(), Listener(), [Listener() for _ in range(3)]
     for i, listener in enumerate(silent):
         engine.start(f"silent {i}", hello([], text_finished=False), listener)
@@ -203,7 +146,8 @@ def test_a_session_without_text_holds_up_nobody(make: Make, hello: Start) -> Non
     for _ in range(3):
         codes, _ = speak(engine, hello([7, 8, EOS_TEXT]))
         assert heard(codes) == [7, 8]
-    wait_for(lambda: engine.stats() == {"running": 2, "waiting": 0, "waiting_for_text": 4, "slots_free": 0})
+    expected = {"running": 2, "waiting": 0, "waiting_for_text": 4, "slots_free": 0}
+    eventually(lambda: engine.stats() != expected)
     engine.append("late", ids(9, EOS_TEXT), True)
     assert heard(late.result()[0]) == [5, 6, 9]
     for i, listener in enumerate(silent):

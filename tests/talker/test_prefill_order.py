@@ -1,4 +1,6 @@
-"""How many chunks of prompts come before a step: several while every player has enough, one otherwise."""
+"""How many chunks of prompts come before a step, several while every player has enough and one otherwise, and which
+prompts are computed before their text is there.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.talker.conftest import TIMEOUT_S, EngineMaker, Listener
@@ -142,3 +145,64 @@ def test_a_failing_chunk_takes_only_its_sessions_out_of_the_next_one(
             listener.result()
     assert heard(listeners[2:]) == [[42]]
     assert runner.pieces == [[(3, 0, rows)]]
+
+
+def text(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def idle(slots: int) -> dict[str, int]:
+    return {"running": 0, "waiting": 0, "waiting_for_text": 0, "slots_free": slots}
+
+
+def test_a_prompt_is_computed_before_its_text_is_there(
+    make_engine: EngineMaker, runner: ScriptedRunner, hello: Start, eventually: Callable[..., None]
+) -> None:
+    engine, listener, silent = make_engine(runner, max_sessions=2), Listener(), Listener()
+    engine.start("early", hello([], text_finished=False), listener)
+    eventually(lambda: runner.calls != "P")
+    assert engine.stats() == {"running": 1, "waiting": 0, "waiting_for_text": 1, "slots_free": 1}
+    engine.start("silent", hello([], text_finished=False), silent)
+    eventually(lambda: runner.calls != "PP")
+    engine.append("early", text(5, EOS_TEXT), True)
+    assert heard([listener]) == [[5]] and runner.calls == "PPSS"
+    engine.append("silent", text(), True)
+    codes, reason = silent.result()
+    assert len(codes) == 0 and reason == "stop" and runner.calls == "PPSS"
+    assert engine.stats() == idle(2)
+
+
+def test_text_takes_a_slot_from_the_youngest_session_without_text(
+    make_engine: EngineMaker, runner: ScriptedRunner, hello: Start, eventually: Callable[..., None]
+) -> None:
+    engine = make_engine(runner, max_sessions=2)
+    early, late = [Listener(), Listener()], [Listener(), Listener()]
+    for i in (0, 1):
+        engine.start(f"early {i}", hello([], text_finished=False), early[i])
+        eventually(lambda i=i: len(runner.pieces) <= i)  # type: ignore[misc]
+    _, (second,) = runner.pieces
+    engine.start("late 0", hello([BLOCK_TEXT, EOS_TEXT]), late[0])
+    assert runner.reached.wait(TIMEOUT_S)
+    assert runner.pieces[2:] == [[second]] and runner.steps == [[second[0]]]
+    engine.start("late 1", hello([7, EOS_TEXT]), late[1])
+    engine.append("early 0", text(8, EOS_TEXT), True)  # whose prompt is computed
+    runner.released.set()
+    assert heard([late[0], early[0], late[1]]) == [[BLOCK_TEXT], [8], [7]]
+    eventually(lambda: len(runner.pieces) < 5)  # only early 1 has to be computed twice
+    engine.append("early 1", text(9, EOS_TEXT), True)
+    assert heard([early[1]]) == [[9]]
+    assert len(runner.pieces) == 5 and engine.stats() == idle(2)
+
+
+def test_no_session_with_text_gives_its_slot_away(
+    make_engine: EngineMaker, runner: ScriptedRunner, hello: Start
+) -> None:
+    engine, begun, late = make_engine(runner, max_sessions=1), Listener(), Listener()
+    engine.start("begun", hello([5], text_finished=False, chunk_frames=(1,)), begun)
+    assert begun.next().codes[:, 0].tolist() == [5]
+    engine.start("late", hello([6, EOS_TEXT]), late)
+    engine.append("begun", text(7), False)
+    assert begun.next().codes[:, 0].tolist() == [7] and late.is_silent
+    engine.append("begun", text(EOS_TEXT), True)
+    assert heard([begun, late]) == [[5, 7], [6]]
+    assert len(runner.pieces) == 2

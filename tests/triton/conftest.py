@@ -9,6 +9,7 @@ import pytest
 
 from tests.triton import fake_pb_utils
 from tests.triton.client import TritonCall
+from triton_omni.triton.wakeups import WakeupReader
 
 sys.modules.setdefault("triton_python_backend_utils", fake_pb_utils)
 
@@ -19,3 +20,11 @@ def no_call_stays_open() -> Iterator[None]:
     yield
     for call in [*TritonCall.open_calls]:
         call.cancel()
+
+
+@pytest.fixture
+def reader() -> Iterator[WakeupReader]:
+    """An omni_bls that hears what is sent to it."""
+    reader = WakeupReader()
+    yield reader
+    reader.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -25,13 +24,6 @@ class FromOmniBls(Sender):
 
     def parameters(self):
         return json.dumps({PARAMETER: self.wakeup})
-
-
-@pytest.fixture
-def reader() -> Iterator[WakeupReader]:
-    reader = WakeupReader()
-    yield reader
-    reader.close()
 
 
 @pytest.mark.parametrize(

@@ -173,13 +173,6 @@ def test_a_caller_that_leaves_is_noticed_once_and_still_gets_final(responder: Re
     assert calls == [1]
 
 
-@pytest.fixture
-def reader() -> Iterator[WakeupReader]:
-    reader = WakeupReader()
-    yield reader
-    reader.close()
-
-
 class AskingSender(Sender):
     def __init__(self, wakeup: str) -> None:
         super().__init__()
