@@ -166,7 +166,7 @@ def arguments() -> argparse.Namespace:
         "--prompt-leads-ms",
         type=int,
         nargs="+",
-        default=[0, 100],
+        default=[0],
         help="by which a prompt of a burst precedes its text",
     )
     parser.add_argument("--rounds", type=int, default=2, help="of a burst; --concurrency is its size")

@@ -61,14 +61,14 @@ class BurstEngine(LocalTalkerEngine):
 
 
 class Player(Listener):
-    """A sink that keeps what a player would have got, and when. Its session begins with its first text, of which there
-    is none before ``text_from_s``."""
+    """A sink that keeps what a player would have got, and when. Its session has so many ``tokens`` of text, and no more
+    before ``text_from_s``; it begins with the first.
+    """
 
-    def __init__(self, text_from_s: float) -> None:
+    def __init__(self, tokens: int, text_from_s: float) -> None:
         super().__init__()
         self.audio: list[tuple[float, float]] = []
-        self.text_from_s = text_from_s
-        self.tokens = 0
+        self.tokens, self.text_from_s = tokens, text_from_s
 
     def __call__(self, event: Any) -> None:
         codes = getattr(event, "codes", ())
@@ -124,14 +124,10 @@ def _play(engine: LocalTalkerEngine, starts: list[TalkerStart], given: Burst) ->
         for i in range(len(players), min(len(players) + room, len(starts))):
             if due_s[i] > tick_s:
                 break
-            players.append(player := Player(tick_s + given.lead_s))
-            player.tokens = 0 if given.lead_s else starts[i].token_ids.size
-            engine.start(str(i), starts[i] if player.tokens else _without_text(starts[i]), player)
+            start = dataclasses.replace(starts[i], token_ids=NO_IDS) if given.lead_s else starts[i]
+            players.append(Player(start.token_ids.size, tick_s + given.lead_s))
+            engine.start(str(i), start, players[-1])
         tick += 1
     for player in players:
         player.wait()
     return players
-
-
-def _without_text(start: TalkerStart) -> TalkerStart:
-    return dataclasses.replace(start, token_ids=NO_IDS)
