@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from vllm.model_executor.model_loader.reload.meta import materialize_layer
 
 _SPREAD = 0.02  # the reference's initializer_range
 _SEED = 0
@@ -22,14 +24,28 @@ class RandomWeightsLoader(BaseModelLoader):  # type: ignore[misc]
     @torch.no_grad()
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
         generators: dict[torch.device, torch.Generator] = {}
-        for name, parameter in model.named_parameters():
-            if not parameter.is_floating_point():
-                continue
-            if name.endswith("bias"):
-                parameter.zero_()
-            elif parameter.ndim == 1:
-                parameter.fill_(1)
-            else:
-                device = parameter.device
-                generator = generators.setdefault(device, torch.Generator(device).manual_seed(_SEED))
-                parameter.normal_(0, _SPREAD, generator=generator)
+        layer: Any
+        for layer in model.modules():
+            info = get_layerwise_info(layer)
+            # One that vLLM quantizes as it loads (``quantization: fp8``) has no memory for its weights before.
+            quantized = info.can_load()
+            if quantized:
+                materialize_layer(layer, info)
+            for name, parameter in layer.named_parameters(recurse=False):
+                _draw(name, parameter, generators)
+            if quantized:
+                layer.quant_method.process_weights_after_loading(layer)
+                info.reset()
+
+
+def _draw(name: str, parameter: torch.Tensor, generators: dict[torch.device, torch.Generator]) -> None:
+    if not parameter.is_floating_point():
+        return
+    if name.endswith("bias"):
+        parameter.zero_()
+    elif parameter.ndim == 1:
+        parameter.fill_(1)
+    else:
+        device = parameter.device
+        generator = generators.setdefault(device, torch.Generator(device).manual_seed(_SEED))
+        parameter.normal_(0, _SPREAD, generator=generator)
