@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, ClassVar
 
 from vllm.model_executor.models.extract_hidden_states import (
@@ -49,8 +50,11 @@ class RowsCache(CacheOnlyAttentionLayer):  # type: ignore[misc]
     two thirds of the cache's memory went to it. As full attention without values it shares the layers' blocks.
     """
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, *, cache_config: Any, **options: Any) -> None:
+        # Rows have the model's type also where keys and values are quantized (``kv_cache_dtype: fp8``).
+        cache_config = copy.copy(cache_config)
+        cache_config.cache_dtype = "auto"
+        super().__init__(cache_config=cache_config, **options)
         self.attn_backend = RowsBackend
 
     def get_kv_cache_spec(self, vllm_config: Any) -> FullAttentionSpec:
