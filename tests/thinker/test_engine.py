@@ -169,7 +169,8 @@ def test_abort_at_any_stage(narrow: TransformersThinker, stage: str) -> None:
     assert len(after.ids) == 2
     assert not sink.late
     assert narrow.stats() == {"running": 0, "waiting": 0}
-    assert not narrow._unfetched and not narrow._running and not narrow._waiting and not narrow._prepared
+    assert not narrow._shelf._left and not narrow._shelf._open
+    assert not narrow._running and not narrow._waiting and not narrow._prepared
 
 
 def test_abort_of_strangers_is_nothing(engine: ThinkerEngine) -> None:

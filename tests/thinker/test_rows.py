@@ -121,12 +121,12 @@ def test_unfetched_rows_do_not_pile_up(transformers_engine: TransformersThinker,
     requests = [asked(media) for _ in range(engine._config.max_num_seqs + 2)]
     for what in requests:
         ask(engine, what)
-    assert len(engine._unfetched) == engine._config.max_num_seqs
+    assert len(engine._shelf._left) == engine._config.max_num_seqs
     with pytest.raises(NotFoundError):
         engine.rows(requests[0].request_id, 0)
     for what in requests[2:]:
         engine.rows(what.request_id, 0)
-    assert not engine._unfetched
+    assert not engine._shelf._left and not engine._shelf._open
 
 
 def test_a_text_prompt_has_positions_alone(engine: ThinkerEngine) -> None:

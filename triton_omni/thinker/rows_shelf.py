@@ -10,9 +10,10 @@ from triton_omni.errors import (
     InvalidRequestError,
     NotFoundError,
     OmniError,
+    RequestCancelledError,
     RequestTimeoutError,
 )
-from triton_omni.pipeline.stages import Int32, PromptRows
+from triton_omni.pipeline.stages import Int32, PromptRows, ThinkerEvent
 
 
 @dataclasses.dataclass(slots=True)
@@ -75,6 +76,15 @@ class RowsShelf:
                 while len(self._left) > self._keep:
                     self._forget(*self._left.popitem(last=False))
             self._changed.notify_all()
+
+    def end(self, request_id: str, last: ThinkerEvent | OmniError) -> None:
+        """``close`` by a request's last event."""
+        if isinstance(last, OmniError):
+            self.close(request_id, last)
+        elif last.finish_reason == "cancelled":
+            self.close(request_id, RequestCancelledError(f"request {request_id!r} was cancelled"))
+        else:
+            self.close(request_id)
 
     def drop(self, request_id: str) -> None:
         """Nobody will fetch these."""

@@ -7,7 +7,7 @@ import enum
 from collections.abc import Collection
 
 from triton_omni.errors import OmniError
-from triton_omni.pipeline.stages import PromptRows, ThinkerEvent, ThinkerRequest, ThinkerSink, TokenLogprob
+from triton_omni.pipeline.stages import ThinkerEvent, ThinkerRequest, ThinkerSink, TokenLogprob
 from triton_omni.thinker.answer import Answer
 from triton_omni.thinker.sampler import Sampler
 from triton_omni.thinker.transformers_model import KvState, PlacedPrompt
@@ -49,7 +49,7 @@ class Generation:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Sequence:
-    """``error``: why the prompt could not be made, or why the request ended."""
+    """``error``: why the prompt could not be made."""
 
     request: ThinkerRequest
     sink: ThinkerSink
@@ -58,8 +58,6 @@ class Sequence:
     prompt: PlacedPrompt | None = None
     error: OmniError | None = None
     generation: Generation | None = None
-    rows: PromptRows | None = None
-    rows_fetched: bool = False
 
     @property
     def id(self) -> str:

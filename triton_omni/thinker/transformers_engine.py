@@ -5,24 +5,17 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from triton_omni.device import is_lost
-from triton_omni.errors import (
-    CapacityError,
-    InvalidRequestError,
-    NotFoundError,
-    OmniError,
-    RequestCancelledError,
-    RequestTimeoutError,
-    StageError,
-)
+from triton_omni.errors import OmniError, StageError
 from triton_omni.model_config import ModelConfig
 from triton_omni.pipeline.stages import PromptRows, ThinkerEvent, ThinkerRequest, ThinkerSink, TokenLogprob
+from triton_omni.thinker.admission import Admission
 from triton_omni.thinker.answer import Answer
 from triton_omni.thinker.config import ThinkerConfig
 from triton_omni.thinker.constraint import check_unconstrained
@@ -35,6 +28,7 @@ from triton_omni.thinker.limits import (
 )
 from triton_omni.thinker.logprobs import LogprobWriter
 from triton_omni.thinker.prompt import PromptBuilder
+from triton_omni.thinker.rows_shelf import RowsShelf
 from triton_omni.thinker.sampler import Sampler
 from triton_omni.thinker.sequence import Generation, Sequence, Status
 from triton_omni.thinker.tool_calls import ToolCallParser
@@ -58,7 +52,7 @@ class TransformersThinker:
     ) -> None:
         self._config = config
         self._on_death = on_death
-        self._speaks = model_config.speaks
+        self._admission = Admission(STAGE, config.max_open_requests, speaks=model_config.speaks)
         self._context = context_tokens(model_config, config.max_model_len)
         self._eos_ids = eos_token_ids(model_config)
         self._vocab_size = int(model_config.thinker["text_config"]["vocab_size"])
@@ -67,10 +61,10 @@ class TransformersThinker:
         self._special_ids = frozenset(self._prompts.tokenizer.all_special_ids)
         self._logprobs = LogprobWriter(self._prompts.tokenizer)
         self._model = TransformersModel(model_config, config)
+        self._shelf = RowsShelf(STAGE, config.max_num_seqs)
         self._changed = threading.Condition()  # guards what follows
         self._open: dict[str, Sequence] = {}
         self._prepared: list[Sequence] = []
-        self._unfetched: OrderedDict[str, PromptRows] = OrderedDict()
         self._down: StageError | None = None
         self._waiting: deque[Sequence] = deque()  # this and the next: the engine's thread only
         self._running: list[Sequence] = []
@@ -84,9 +78,10 @@ class TransformersThinker:
         """
         sequence = Sequence(request, sink)
         with self._changed:
-            refusal = self._refusal(request)
+            refusal = self._down or self._admission.refusal(request, self._open)
             if refusal is None:
                 self._open[sequence.id] = sequence
+                self._shelf.open(sequence.id, wanted=request.want_rows)
                 self._workers.submit(self._prepare, sequence)
         if refusal is not None:
             sink(refusal)
@@ -98,38 +93,16 @@ class TransformersThinker:
         Raises: NotFoundError, RequestTimeoutError, InvalidRequestError when the request was not made with
         ``want_rows``, or the error that ended the request before prefill.
         """
-        with self._changed:
-            if request_id in self._unfetched:
-                return self._unfetched.pop(request_id)
-            sequence = self._open.get(request_id)
-            if sequence is None:
-                raise NotFoundError("request_id", f"no open request {request_id!r} whose rows are still to be fetched")
-            if not sequence.request.want_rows:
-                raise InvalidRequestError(
-                    "want_rows", f"must be true in request {request_id!r} for its rows to be kept"
-                )
-            there = self._changed.wait_for(
-                lambda: sequence.rows is not None or sequence.rows_fetched or sequence.status is Status.ENDED, timeout_s
-            )
-            if not there:
-                raise RequestTimeoutError(f"no rows of request {request_id!r} within {timeout_s:g} s", field=STAGE)
-            if sequence.rows_fetched:
-                raise NotFoundError("request_id", f"the rows of request {request_id!r} have been fetched")
-            if sequence.rows is None:
-                raise sequence.error or RequestCancelledError(f"request {request_id!r} was cancelled")
-            rows, sequence.rows, sequence.rows_fetched = sequence.rows, None, True
-            self._unfetched.pop(request_id, None)
-            self._changed.notify_all()
-            return rows
+        return self._shelf.take(request_id, timeout_s)
 
     def abort(self, request_id: str) -> None:
         """End a request with "cancelled", wherever it is. Unknown or ended ones are left alone."""
         with self._changed:
-            self._unfetched.pop(request_id, None)
             sequence = self._open.get(request_id)
             if sequence is not None:
                 sequence.cancelled = True
                 self._changed.notify_all()
+        self._shelf.drop(request_id)
 
     def stats(self) -> dict[str, int]:
         """``running``: past prefill; ``waiting``: all other open requests."""
@@ -144,17 +117,6 @@ class TransformersThinker:
             self._changed.notify_all()
         self._thread.join()
         self._workers.shutdown(cancel_futures=True)
-
-    def _refusal(self, request: ThinkerRequest) -> OmniError | None:
-        if self._down is not None:
-            return self._down
-        if request.request_id in self._open:
-            return InvalidRequestError("request_id", f"must be new; {request.request_id!r} is still open")
-        if request.want_rows and not self._speaks:
-            return InvalidRequestError("want_rows", "must be false: this checkpoint has no speech output")
-        if len(self._open) >= self._config.max_open_requests:
-            return CapacityError(f"{len(self._open)} requests are open, the most that are accepted", field=STAGE)
-        return None
 
     def _prepare(self, sequence: Sequence) -> None:
         """In a worker thread: media, template, ids, features, positions."""
@@ -265,8 +227,9 @@ class TransformersThinker:
             max_tokens=max_tokens,
         )
         with self._changed:
-            sequence.status, sequence.rows, sequence.prompt = Status.RUNNING, rows, None
-            self._changed.notify_all()
+            sequence.status, sequence.prompt = Status.RUNNING, None
+        if rows is not None:
+            self._shelf.put(sequence.id, rows)
         self._running.append(sequence)
         return logits
 
@@ -288,13 +251,7 @@ class TransformersThinker:
             del self._open[sequence.id]
             sequence.status = Status.ENDED
             sequence.prompt = sequence.generation = None
-            if isinstance(last, OmniError):
-                sequence.error = last
-            elif sequence.rows is not None and last.finish_reason != "cancelled":
-                self._unfetched[sequence.id] = sequence.rows
-                while len(self._unfetched) > self._config.max_num_seqs:
-                    self._unfetched.popitem(last=False)
-            self._changed.notify_all()
+            self._shelf.end(sequence.id, last)  # before the id is another request's
         for held in (self._waiting, self._running):
             if sequence in held:
                 held.remove(sequence)

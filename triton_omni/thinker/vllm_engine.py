@@ -17,18 +17,13 @@ from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from triton_omni.errors import (
-    CapacityError,
-    InvalidRequestError,
-    OmniError,
-    RequestCancelledError,
-    StageError,
-)
+from triton_omni.errors import InvalidRequestError, OmniError, StageError
 from triton_omni.lifetime import when_gone
 from triton_omni.model_config import ModelConfig
 from triton_omni.pipeline.stages import PromptRows, ThinkerEvent, ThinkerRequest, ThinkerSink
 from triton_omni.sampling import ThinkerSampling
 from triton_omni.thinker import last_words
+from triton_omni.thinker.admission import Admission
 from triton_omni.thinker.answer import NOTHING, Answer
 from triton_omni.thinker.config import ThinkerConfig
 from triton_omni.thinker.constraint import Constraint, constraint_of
@@ -89,7 +84,7 @@ class VllmThinker:
     ) -> None:
         self._config = config
         self._on_death = on_death
-        self._speaks = model_config.speaks
+        self._admission = Admission(STAGE, config.max_open_requests, speaks=model_config.speaks)
         self._eos_ids = eos_token_ids(model_config)
         self._vocab_size = int(model_config.thinker["text_config"]["vocab_size"])
         self._default_max_tokens: int | None = model_config.generation.get("thinker_max_new_tokens")
@@ -154,7 +149,7 @@ class VllmThinker:
         """
         entry = _Open(request, sink)
         with self._lock:
-            refusal = self._refusal(request)
+            refusal = self._down or self._admission.refusal(request, self._open)
             if refusal is None:
                 self._open[entry.id] = entry
                 self._shelf.open(entry.id, wanted=request.want_rows)
@@ -216,17 +211,6 @@ class VllmThinker:
         self._grammars.close()
         self._grammar_worker.shutdown(cancel_futures=True)
         self._receiver.close()
-
-    def _refusal(self, request: ThinkerRequest) -> OmniError | None:
-        if self._down is not None:
-            return self._down
-        if request.request_id in self._open:
-            return InvalidRequestError("request_id", f"must be new; {request.request_id!r} is still open")
-        if request.want_rows and not self._speaks:
-            return InvalidRequestError("want_rows", "must be false: this checkpoint has no speech output")
-        if len(self._open) >= self._config.max_open_requests:
-            return CapacityError(f"{len(self._open)} requests are open, the most that are accepted", field=STAGE)
-        return None
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -367,12 +351,7 @@ class VllmThinker:
         """The one place where a request ends: frees what it holds, then tells."""
         with self._lock:
             self._open.pop(entry.id, None)
-        if isinstance(last, OmniError):
-            self._shelf.close(entry.id, last)
-        elif last.finish_reason == "cancelled":
-            self._shelf.close(entry.id, RequestCancelledError(f"request {entry.id!r} was cancelled"))
-        else:
-            self._shelf.close(entry.id)
+            self._shelf.end(entry.id, last)  # before the id is another request's
         self._send(entry, last)
 
     def _send(self, entry: _Open, event: ThinkerEvent | OmniError) -> None:
