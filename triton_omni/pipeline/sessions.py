@@ -84,8 +84,9 @@ class TalkerSession:
             )
             codes = self._stage.start(self._id, start)
             with self._state:
-                self._appending = text_finished or self._due()
-            if self._appending and not text_finished:
+                more_is_due = not text_finished and self._due()
+                self._appending = text_finished or more_is_due
+            if more_is_due:  # not _appending: what ``add`` has begun since is its own
                 self._workers.submit(self._append)
         return codes
 
