@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.pipeline.support import LIMIT_S, House
+from tests.pipeline.support import LIMIT_S, House, is_terminal
 from triton_omni.errors import RequestCancelledError, StageError
 from triton_omni.pipeline.events import CancelToken
 from triton_omni.pipeline.null import NullTalkerConfig, NullThinkerConfig
 from triton_omni.pipeline.pipeline import PipelineConfig
-from triton_omni.pipeline.stages import ThinkerEvent, ThinkerRequest
+from triton_omni.pipeline.stages import CodesEvent, TalkerStart, ThinkerEvent, ThinkerRequest
 
 Make = Callable[..., House]
 TOOL = {"type": "function", "function": {"name": "now"}}
@@ -110,6 +110,46 @@ def test_a_cancel_before_the_first_text_takes_the_session_back(house: Make) -> N
     omni.wait_empty()
     assert thinker.cancelled.is_set()
     assert omni.talker.named("end")[0][-1] is True
+
+
+def test_a_talker_that_dies_before_the_first_text_ends_the_request_once(house: Make) -> None:
+    class DyingTalker:
+        def start(self, session_id: str, start: TalkerStart) -> Iterator[CodesEvent]:
+            assert not start.token_ids.size
+            raise StageError("talker", "the process that served this request died")
+            yield
+
+        def end(self, session_id: str, *, cancel: bool) -> None: ...
+
+    thinker = HeldThinker(ThinkerEvent(finish_reason="cancelled"))
+    omni = house(thinker_stage=thinker, talker_stage=DyingTalker())
+    caller = omni.submit().wait()
+    assert (caller.error.field, caller.text) == ("talker", "")
+    omni.wait_empty()
+    assert thinker.cancelled.is_set()
+    assert [call[2] for call in omni.talker.named("end")] == [True]
+    assert sum(is_terminal(event) for event in caller.events) == 1
+
+
+def test_requests_whose_text_is_late_keep_no_slot_from_others(house: Make) -> None:
+    class PickyThinker(HeldThinker):
+        def generate(self, request: ThinkerRequest) -> Iterator[ThinkerEvent]:
+            if request.sampling.seed == 1:
+                yield from super().generate(request)
+            else:
+                yield from (PROMPT, WORD, LAST)
+
+    thinker = PickyThinker(WORD, LAST)
+    omni = house(talker=NullTalkerConfig(frame_ms=0.2, max_sessions=2), thinker_stage=thinker)
+    late = [omni.submit(thinker={"seed": 1}) for _ in range(4)]
+    omni.wait_until(lambda: omni.engines[1].stats()["waiting_for_text"] == 4)
+    for caller in [omni.submit() for _ in range(4)]:
+        assert caller.wait().info["usage"]["audio_frames"] == round(2 * 3.72)
+    assert not any(caller.is_over for caller in late)
+    thinker.go_on.set()
+    for caller in late:
+        assert caller.wait().info["usage"]["audio_frames"] == round(2 * 3.72)
+    omni.wait_empty()
 
 
 def test_more_requests_than_the_talker_has_room_for(house: Make) -> None:

@@ -110,6 +110,22 @@ def test_talker_limits_and_slots(talker: NullTalker) -> None:
     assert [e.finish_reason for e in second] == ["stop"]
 
 
+def test_a_talker_session_without_text_gives_its_slot_to_one_with_text(talker: NullTalker) -> None:
+    stage = LocalTalker(talker)
+    bare = [stage.start(name, start(0, False)) for name in ("a", "b")]
+    assert talker.stats() == {"running": 1, "waiting": 0, "waiting_for_text": 2, "slots_free": 0}
+    assert sum(len(e.codes) for e in stage.start("c", start(2, True))) == 4
+    begun = stage.start("d", start(2, False))
+    assert talker.stats() == {"running": 1, "waiting": 0, "waiting_for_text": 2, "slots_free": 0}
+    stage.append("b", IDS[:1], True)
+    assert talker.stats() == {"running": 1, "waiting": 1, "waiting_for_text": 1, "slots_free": 0}
+    stage.append("d", NO_IDS, True)
+    assert [sum(len(e.codes) for e in events) for events in (begun, bare[1])] == [4, 2]
+    stage.append("a", NO_IDS, True)
+    assert [len(e.codes) for e in bare[0]] == [0]
+    assert talker.stats() == {"running": 0, "waiting": 0, "waiting_for_text": 0, "slots_free": 1}
+
+
 def test_code2wav_has_the_real_decoder_s_lengths_and_errors() -> None:
     engine = NullCode2Wav()
     codes = np.zeros((3, 16), np.int32)

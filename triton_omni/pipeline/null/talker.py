@@ -18,7 +18,7 @@ from triton_omni.pipeline.timers import Timer, Timers
 @dataclasses.dataclass(frozen=True, slots=True)
 class NullTalkerConfig:
     """One frame every ``frame_ms`` while its text is there; a speech of ``frames_per_token`` frames per answer id;
-    ``max_sessions`` speak at once, others wait."""
+    ``max_sessions`` speak at once, others wait, and who has no text yet gives its slot to one that has."""
 
     frame_ms: float = 5.0
     frames_per_token: float = 3.72
@@ -48,6 +48,11 @@ class _Speech:
     def hear(self, token_ids: Int32, text_finished: bool) -> None:
         self.ids += token_ids.size
         self.text_finished |= text_finished
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any of its text is there, or will never be."""
+        return self.ids > 0 or self.text_finished
 
     @property
     def available(self) -> int:
@@ -93,10 +98,9 @@ class NullTalker:
                 refusal = StageError("talker", "the engine is closed")
             elif session_id in self._running or session_id in self._waiting:
                 refusal = InvalidRequestError("session_id", f"{session_id!r} is already open")
-            elif len(self._running) < self._config.max_sessions:
-                self._run(speech)
             else:
                 self._waiting[session_id] = speech
+                self._admit()
         if refusal is not None:
             sink(refusal)
 
@@ -105,6 +109,7 @@ class NullTalker:
         with self._lock:
             if speech := self._waiting.get(session_id):
                 speech.hear(token_ids, text_finished)
+                self._admit()
             elif speech := self._running.get(session_id):
                 speech.hear(token_ids, text_finished)
                 self._wait(speech)
@@ -114,12 +119,16 @@ class NullTalker:
         self._end(session_id, CodesEvent(self._codes(0, 0), "cancelled"))
 
     def stats(self) -> dict[str, int]:
-        """``running`` sessions hold a slot, ``waiting`` ones wait for it; ``waiting_for_text``; ``slots_free``."""
+        """As the talker's: ``running`` sessions hold a slot, ``waiting`` ones have text but none; ``waiting_for_text``;
+        ``slots_free``.
+        """
         with self._lock:
+            begun = sum(speech.has_begun for speech in self._waiting.values())
+            without_next = sum(speech.timer is None for speech in self._running.values())
             return {
                 "running": len(self._running),
-                "waiting": len(self._waiting),
-                "waiting_for_text": sum(s.timer is None for s in self._running.values()),
+                "waiting": begun,
+                "waiting_for_text": without_next + len(self._waiting) - begun,
                 "slots_free": self._config.max_sessions - len(self._running),
             }
 
@@ -132,9 +141,18 @@ class NullTalker:
             self._end(session_id, StageError("talker", "the engine is closed"))
         self._timers.close()
 
-    def _run(self, speech: _Speech) -> None:
-        self._running[speech.session_id] = speech
-        self._wait(speech)
+    def _admit(self) -> None:
+        """Give slots to those that wait, with text first, and to these also the slots of others that have none yet."""
+        while self._waiting and not self._closed:
+            speech = next((s for s in self._waiting.values() if s.has_begun), None)
+            if len(self._running) == self._config.max_sessions:
+                lent = [s for s in self._running.values() if not s.has_begun]
+                if speech is None or not lent:
+                    return
+                self._waiting[lent[-1].session_id] = self._running.pop(lent[-1].session_id)
+            speech = speech or next(iter(self._waiting.values()))
+            self._running[speech.session_id] = self._waiting.pop(speech.session_id)
+            self._wait(speech)
 
     def _wait(self, speech: _Speech) -> None:
         """Set the timer for where a chunk may end, or for as far as the text goes; none when the session needs text."""
@@ -171,8 +189,7 @@ class NullTalker:
     def _end(self, session_id: str, last: CodesEvent | OmniError) -> None:
         with self._lock:
             speech = self._running.pop(session_id, None) or self._waiting.pop(session_id, None)
-            while self._waiting and len(self._running) < self._config.max_sessions and not self._closed:
-                self._run(self._waiting.pop(next(iter(self._waiting))))
+            self._admit()
         if speech is not None:
             if speech.timer is not None:
                 speech.timer.cancel()
