@@ -145,8 +145,10 @@ def test_one_word_answers_are_flushed(house: Make, frames_per_token: float) -> N
     omni = house(NullThinkerConfig(answer_tokens=1), NullTalkerConfig(frame_ms=0.2, frames_per_token=frames_per_token))
     caller = omni.submit().wait()
     assert caller.audio.size == round(frames_per_token) * 1920 - 555
-    *_, heard, finished = omni.talker.named("append")[-1]
-    assert (heard.tolist(), finished) == ([1000], True)
+    start: TalkerStart = omni.talker.named("start")[0][2]
+    pieces = [(start.token_ids, start.text_finished)] + [call[2:4] for call in omni.talker.named("append")]
+    assert np.concatenate([ids for ids, _ in pieces]).tolist() == [1000]
+    assert pieces[-1][1]
 
 
 def test_empty_answer_gives_no_audio_and_stops(house: Make) -> None:
