@@ -40,8 +40,9 @@ class TritonPythonModel:
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         instance = Instance.from_args(args)
         model = instance.checkpoint()
-        self._defaults = TalkerDefaults(model.default_speaker, TalkerSampling.defaults(model.generation))
-        self._opened = CodesEvent(np.empty((0, model.code_groups), np.int32))
+        speaker, code_groups = (model.default_speaker, model.code_groups) if model.speaks else ("", 0)
+        self._defaults = TalkerDefaults(speaker, TalkerSampling.defaults(model.generation))
+        self._opened = CodesEvent(np.empty((0, code_groups), np.int32))
         self._responder = Responder(instance.name, poll_s=CANCEL_POLL_S)
         self._engine = _engine(instance, partial(end_without_engine, self._responder))
         self._metrics = StatsMetrics(instance, self._engine.stats, self._responder.messages)
@@ -63,6 +64,8 @@ class TritonPythonModel:
             start = read_start(inputs, self._defaults, end=end)
             stream.send(self._opened)
             self._engine.start(session_id, start, stream.sink)
+            if stream.taken_back:  # before the engine knew the session
+                cancel()
 
     def _append(self, request: Any, session_id: str, inputs: Arrays, end: bool) -> None:
         stream = self._responder.open(request, codes_tensors)
@@ -85,7 +88,12 @@ def _engine(instance: Instance, on_death: Callable[[], None]) -> TalkerEngine:
         from triton_omni.pipeline.null import NullTalker, NullTalkerConfig
 
         return NullTalker(instance.null_config(NullTalkerConfig))
+    model = instance.checkpoint()
+    if not model.speaks:
+        from triton_omni.pipeline.no_speech import NoTalker
+
+        return NoTalker()
     from triton_omni.talker.config import TalkerConfig
     from triton_omni.talker.factory import load_talker
 
-    return load_talker(instance.checkpoint(), instance.config(TalkerConfig), on_death)
+    return load_talker(model, instance.config(TalkerConfig), on_death)
