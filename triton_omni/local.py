@@ -6,22 +6,13 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from triton_omni.errors import StageError
 from triton_omni.model_config import ModelConfig
 from triton_omni.pipeline.events import CancelToken, OmniEvent
 from triton_omni.pipeline.local import LocalCode2Wav, LocalTalker, LocalThinker
+from triton_omni.pipeline.no_speech import NoCode2Wav, NoTalker
 from triton_omni.pipeline.pipeline import OmniPipeline, PipelineConfig
 from triton_omni.pipeline.request import RequestParser
-from triton_omni.pipeline.stages import (
-    Code2WavEngine,
-    CodesChunk,
-    CodesEvent,
-    Int16,
-    Int32,
-    TalkerEngine,
-    TalkerStart,
-    ThinkerEngine,
-)
+from triton_omni.pipeline.stages import Code2WavEngine, TalkerEngine, ThinkerEngine
 
 if TYPE_CHECKING:
     from triton_omni.code2wav.config import Code2WavConfig
@@ -104,7 +95,8 @@ class LocalOmni:
         thinker = load_thinker(self._model_config, self._thinker_config or ThinkerConfig())
         self._engines["thinker"] = thinker
         if not self._model_config.speaks:
-            return OmniPipeline(LocalThinker(thinker), _NoSpeech(), _NoSpeech(), self._pipeline_config)
+            nothing = LocalTalker(NoTalker()), LocalCode2Wav(NoCode2Wav())
+            return OmniPipeline(LocalThinker(thinker), *nothing, self._pipeline_config)
 
         from triton_omni.code2wav.config import Code2WavConfig
         from triton_omni.code2wav.factory import load_code2wav
@@ -116,19 +108,3 @@ class LocalOmni:
         code2wav = load_code2wav(self._model_config, self._code2wav_config or Code2WavConfig())
         self._engines["code2wav"] = code2wav
         return OmniPipeline(LocalThinker(thinker), LocalTalker(talker), LocalCode2Wav(code2wav), self._pipeline_config)
-
-
-class _NoSpeech:
-    """Stands for the talker and code2wav of a checkpoint that has none; the request parser keeps speech away."""
-
-    def start(self, session_id: str, start: TalkerStart) -> Iterator[CodesEvent]:
-        raise StageError("talker", "this checkpoint has no speech output")
-
-    def append(self, session_id: str, token_ids: Int32, text_finished: bool) -> None:
-        raise StageError("talker", "this checkpoint has no speech output")
-
-    def end(self, session_id: str, *, cancel: bool) -> None:
-        pass
-
-    def decode(self, chunk: CodesChunk) -> Int16:
-        raise StageError("code2wav", "this checkpoint has no speech output")

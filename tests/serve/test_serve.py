@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 import wave
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import openai
 import pytest
+from safetensors.torch import load_file, save_file
 
 from triton_omni.serve.processes import STUB, check_ports_free, child_pids
 from triton_omni.serve.reaper import SHARED_MEMORY
@@ -186,6 +191,36 @@ def test_ctrl_c_leaves_nothing_behind(served: Served) -> None:
     os.killpg(served.process.pid, signal.SIGINT)
     assert served.process.wait(STOP_TIMEOUT_S) == 0
     assert_nothing_left(served, processes, blocks)
+
+
+def without_speech(checkpoint: Path, out: Path) -> Path:
+    """``checkpoint`` as the published ones that only write: no talker, no code2wav, and none of their tensors."""
+    shutil.copytree(checkpoint, out)
+    config = json.loads((out / "config.json").read_text())
+    del config["talker_config"], config["code2wav_config"]
+    (out / "config.json").write_text(json.dumps({**config, "enable_audio_output": False}))
+    for path in out.glob("*.safetensors"):
+        tensors = {name: tensor for name, tensor in load_file(path).items() if name.startswith("thinker.")}
+        save_file(tensors, path, {"format": "pt"})
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    index["weight_map"] = {name: file for name, file in index["weight_map"].items() if name.startswith("thinker.")}
+    (out / "model.safetensors.index.json").write_text(json.dumps(index))
+    return out
+
+
+def test_a_checkpoint_without_speech_is_served_and_writes(checkpoint: Path, tmp_path: Path) -> None:
+    with serving(without_speech(checkpoint, tmp_path / "writes"), tmp_path) as served:
+        served.wait_ready()
+        for command in (["bash", "-c", served.example("curl")], [sys.executable, "-c", served.example("python")]):
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            assert done.stdout.strip()
+        with pytest.raises(openai.BadRequestError, match="no speech output"):
+            openai.OpenAI(base_url=f"http://127.0.0.1:{served.ports[0]}/v1", api_key="unused").chat.completions.create(
+                model="writes", messages=[{"role": "user", "content": "Hi"}], modalities=["text", "audio"]
+            )
+        with urllib.request.urlopen(f"http://127.0.0.1:{served.ports[0]}/health/probe") as response:
+            assert json.load(response)["status"] == "ok"
 
 
 def test_a_killed_model_ends_everything_with_the_reason(checkpoint: Path, tmp_path: Path) -> None:

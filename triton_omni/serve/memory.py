@@ -69,6 +69,8 @@ def _need(layout: StageLayout, model_config: ModelConfig, device: Device) -> int
     config = layout.config
     if isinstance(config, ThinkerConfig):
         return _thinker_need(config, device)
+    if not model_config.speaks:
+        return 0  # talker and code2wav load nothing
     if isinstance(config, TalkerConfig):
         shape = TalkerShape.read(model_config)
         dtype = config.torch_dtype(_CUDA)

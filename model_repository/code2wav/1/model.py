@@ -92,7 +92,12 @@ def _engine(instance: Instance, on_death: Callable[[], None]) -> Code2WavEngine:
         from triton_omni.pipeline.null import NullCode2Wav, NullCode2WavConfig
 
         return NullCode2Wav(instance.null_config(NullCode2WavConfig))
+    model = instance.checkpoint()
+    if not model.speaks:
+        from triton_omni.pipeline.no_speech import NoCode2Wav
+
+        return NoCode2Wav()
     from triton_omni.code2wav.config import Code2WavConfig
     from triton_omni.code2wav.factory import load_code2wav
 
-    return load_code2wav(instance.checkpoint(), instance.config(Code2WavConfig), on_death)
+    return load_code2wav(model, instance.config(Code2WavConfig), on_death)
