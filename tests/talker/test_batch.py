@@ -83,6 +83,20 @@ def test_batch_mates_change_nothing(make_engine: EngineMaker, starts: list[Talke
             np.testing.assert_array_equal(mine, expected)
 
 
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_session_that_gave_its_slot_back_says_the_same(
+    make_engine: EngineMaker, starts: list[TalkerStart], eventually: Callable[..., None], sampled: bool
+) -> None:
+    engine, early, late = make_engine(max_sessions=1), starts[6 if sampled else 7], starts[4]
+    alone = [speak(engine, start)[0] for start in (early, late)]
+    listener, text = Listener(), early.token_ids
+    engine.start("early", dataclasses.replace(early, token_ids=text[:0], text_finished=False), listener)
+    eventually(lambda: engine.stats()["slots_free"])
+    np.testing.assert_array_equal(speak(engine, late)[0], alone[1])
+    engine.append("early", text, True)
+    np.testing.assert_array_equal(listener.result()[0], alone[0])
+
+
 def test_a_seed_gives_the_same_speech_and_another_seed_another(make_engine: EngineMaker, hello: Start) -> None:
     engine = make_engine()
     sampled = TalkerSampling(max_frames=6, min_frames=6, seed=1)
