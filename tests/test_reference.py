@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
+from openai_frontend import keys
 from openai_frontend.app import create_app
 from openai_frontend.settings import Settings
 from tests.openai_frontend.fakes import END, START, FakeEngine
+from triton_omni.bench import command_line as bench
 from triton_omni.code2wav.config import Code2WavConfig
 from triton_omni.pipeline.pipeline import PipelineConfig
 from triton_omni.pipeline.request import _KEYS as REQUEST_KEYS
 from triton_omni.sampling import TalkerSampling, ThinkerSampling
+from triton_omni.serve import examples
 from triton_omni.talker.config import TalkerConfig
 from triton_omni.thinker.config import ThinkerConfig
 from triton_omni.triton.bls_config import BlsConfig
@@ -74,9 +77,16 @@ def test_config_pbtxt_names_all_of_them(model: str) -> None:
 
 def test_the_frontends_options() -> None:
     known = defaults(Settings)
-    keys = {"api_keys_file" if name == "api_keys" else name: value for name, value in known.items()}
-    expected = {f"--{name.replace('_', '-')}": value for name, value in keys.items()}
+    named = {"api_keys_file" if name == "api_keys" else name: value for name, value in known.items()}
+    expected = {f"--{name.replace('_', '-')}": value for name, value in named.items()}
     assert table(CONFIGURATION, "## Options of the frontend") == expected | {"--checkpoint": ""}
+
+
+def test_the_variables_that_hold_keys() -> None:
+    read_by = table(CONFIGURATION, "## Environment")
+    assert "the frontend" in read_by[keys.VARIABLE]
+    assert "`serve.sh` prints" in read_by[examples.KEY_VARIABLE]
+    assert "scripts/bench.py" in read_by[bench.KEY_VARIABLE]
 
 
 def test_the_keys_of_omni_bls() -> None:
