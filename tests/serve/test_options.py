@@ -31,6 +31,14 @@ def test_every_option_reaches_its_field() -> None:
     assert options.model_name == "omni"
 
 
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("::1", "http://[::1]:9000"), ("::", "http://[::1]:9000"), ("omni.internal", "http://omni.internal:9000")],
+)
+def test_the_url_of_a_host(host: str, url: str) -> None:
+    assert parse_options(["--host", host]).url == url
+
+
 def test_the_profile_and_its_changes() -> None:
     options = parse_options(["--profile", "two-gpus", "--set", "talker.max_sessions=8", "--set", "omni_bls.replicas=3"])
     assert options.profile == "two-gpus"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from openai_frontend.command_line import parse_settings
 from openai_frontend.settings import Settings
+from triton_omni.serve.processes import host_for_clients
 from triton_omni.serve.profile import names as profile_names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +43,7 @@ class Options:
     def url(self) -> str:
         """Where a client on this machine reaches the frontend."""
         scheme = "https" if any(a.startswith("--ssl-certfile") for a in self.frontend_arguments) else "http"
-        return f"{scheme}://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
+        return f"{scheme}://{host_for_clients(self.host)}:{self.port}"
 
     def frontend_settings(self) -> Settings:
         """What the frontend will make of its options; ends the program on wrong ones, as the frontend would."""

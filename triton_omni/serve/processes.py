@@ -180,6 +180,12 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
+def host_for_clients(address: str) -> str:
+    """How a URL names a server of this machine that listens on ``address``, which may be all of one kind."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
+    return f"[{host}]" if ":" in host else host
+
+
 def check_ports_free(ports: Sequence[tuple[str, str, int]]) -> None:
     """Each entry: option name, address, port. Raises ConfigError naming the first port that cannot be taken."""
     seen: dict[int, str] = {}

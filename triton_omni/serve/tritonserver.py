@@ -26,7 +26,7 @@ from triton_omni.model_config import CHECKPOINT_VARIABLE
 from triton_omni.serve import reaper, server_log
 from triton_omni.serve.installation import Installation, Interpreter
 from triton_omni.serve.model_control import ModelControl
-from triton_omni.serve.processes import WITH_PARENT, LoadingStubs, free_ports
+from triton_omni.serve.processes import WITH_PARENT, LoadingStubs, free_ports, host_for_clients
 
 __all__ = ["BACKEND_CONFIG", "Installation", "Progress", "TritonServer", "free_ports"]
 
@@ -88,15 +88,15 @@ class TritonServer:
 
     @property
     def http_url(self) -> str:
-        return f"http://{self._client_address}:{self.http_port}"
+        return f"http://{host_for_clients(self.address)}:{self.http_port}"
 
     @property
     def grpc_target(self) -> str:
-        return f"{self._client_address}:{self.grpc_port}"
+        return f"{host_for_clients(self.address)}:{self.grpc_port}"
 
     @property
     def metrics_url(self) -> str:
-        return f"http://{self._client_address}:{self.metrics_port}/metrics"
+        return f"http://{host_for_clients(self.address)}:{self.metrics_port}/metrics"
 
     @property
     def pid(self) -> int:
@@ -108,10 +108,6 @@ class TritonServer:
     @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
-
-    @property
-    def _client_address(self) -> str:
-        return "127.0.0.1" if self.address == "0.0.0.0" else self.address
 
     def start(self) -> None:
         """Start the process; models load in the background. Raises ConfigError without a server or a checkpoint."""
