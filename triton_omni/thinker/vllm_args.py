@@ -25,6 +25,44 @@ _SPREAD_ROWS = (  # over several processes, and the one that sends a prompt's ro
     "decode_context_parallel_size",
     "nnodes",
 )
+_PROMPT = "the thinker makes prompts itself, within its own limits"
+_SAMPLING = "what a request leaves open of its sampling is filled in before vLLM gets it"
+_GRAMMAR = "answers are held to a grammar from their first token on"
+_ENGINE = "the thinker answers with text, and with a model class of its own"
+_TOKENIZER = "vLLM holds answers to a grammar with the checkpoint's own tokenizer"
+_ADMISSION = "max_open_requests says how many requests are taken, in the order in which they come"
+_ADAPTER = "no request names an adapter"
+_ELSEWHERE = {  # what would be overlooked, or lead to wrong answers, and why
+    "allowed_local_media_path": _PROMPT,
+    "allowed_media_domains": _PROMPT,
+    "convert": _ENGINE,
+    "default_mm_loras": _ADAPTER,
+    "ec_transfer_config": "media are encoded where answers are made",
+    "enable_lora": _ADAPTER,
+    "enable_mm_embeds": _PROMPT,
+    "enable_prompt_embeds": _PROMPT,
+    "generation_config": _SAMPLING,
+    "interleave_mm_strings": _PROMPT,
+    "io_processor_plugin": _PROMPT,
+    "kv_offloading_size": "it would take the place of the KV connector that the talker gets its rows from",
+    "max_num_queued_reqs": _ADMISSION,
+    "max_num_queued_tokens": _ADMISSION,
+    "media_io_kwargs": _PROMPT,
+    "mm_encoder_only": _ENGINE,
+    "mm_processor_kwargs": _PROMPT,
+    "model_impl": _ENGINE,
+    "override_generation_config": _SAMPLING,
+    "pooler_config": _ENGINE,
+    "reasoning_config": _GRAMMAR,
+    "reasoning_parser": _GRAMMAR,
+    "reasoning_parser_plugin": _GRAMMAR,
+    "runner": _ENGINE,
+    "scheduling_policy": _ADMISSION,
+    "skip_tokenizer_init": _TOKENIZER,
+    "tokens_only": _TOKENIZER,
+    "video_pruning_rate": _PROMPT,
+}
+_USUAL = ("auto", "fcfs", "generate", "none", "vllm")
 _GRAMMAR_BACKEND = "guidance"
 _GRAPH_KEYS = ("enforce_eager", "compilation_config", "cudagraph_capture_sizes", "max_cudagraph_capture_size")
 _PREFILL_GRAPH_TOKENS = 4096
@@ -46,6 +84,8 @@ def engine_args(model_config: ModelConfig, config: ThinkerConfig, rows_socket: s
         "mm_processor_cache_gb": 0,  # prompts arrive processed
         "disable_log_stats": True,
     }
+    if given.get("otlp_traces_endpoint"):
+        values["disable_log_stats"] = False  # a span is made of them
     given["structured_outputs_config"] = _structured_outputs(given.pop("structured_outputs_config", {}))
     if current_platform.device_type == "cpu":
         values["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES  # vLLM's own default is a share of the machine's memory
@@ -61,8 +101,13 @@ def engine_args(model_config: ModelConfig, config: ThinkerConfig, rows_socket: s
         }
     try:
         return AsyncEngineArgs(**(values | given))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"are refused by vLLM: {error}", field="vllm_args") from error
+    except Exception as error:
+        raise refused(error) from error
+
+
+def refused(error: Exception) -> ConfigError:
+    """Errors of any kind, by what reads an argument: a KeyError is nothing but the key."""
+    return ConfigError(f"are refused by vLLM: {type(error).__name__}: {error}", field="vllm_args")
 
 
 def graph_options(given: Mapping[str, Any], max_num_seqs: int) -> dict[str, Any]:
@@ -94,6 +139,7 @@ def _structured_outputs(given: Any) -> StructuredOutputsConfig:
     backend = given.get("backend", _GRAMMAR_BACKEND)
     if backend != _GRAMMAR_BACKEND:
         raise ConfigError(f"must be {_GRAMMAR_BACKEND}, got {backend!r}", field=f"{field}.backend")
+    _check_elsewhere(given, field)
     try:
         return StructuredOutputsConfig(**(given | {"backend": backend}))
     except (TypeError, ValueError) as error:
@@ -125,7 +171,14 @@ def parse_vllm_args(text: str) -> dict[str, Any]:
                 f"must be left out, got {given[key]!r}; instance_group's count is the number of replicas",
                 field=f"vllm_args.{key}",
             )
+    _check_elsewhere(given, "vllm_args")
     return given
+
+
+def _check_elsewhere(given: Mapping[str, Any], field: str) -> None:
+    for key, value in given.items():
+        if key in _ELSEWHERE and value and value not in _USUAL:
+            raise ConfigError(f"must be left out, got {value!r}: {_ELSEWHERE[key]}", field=f"{field}.{key}")
 
 
 def _check_device(device: str) -> None:

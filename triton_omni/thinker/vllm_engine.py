@@ -17,7 +17,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from triton_omni.errors import InvalidRequestError, OmniError, StageError
+from triton_omni.errors import ConfigError, InvalidRequestError, OmniError, StageError
 from triton_omni.lifetime import when_gone
 from triton_omni.model_config import ModelConfig
 from triton_omni.pipeline.stages import PromptRows, ThinkerEvent, ThinkerRequest, ThinkerSink
@@ -42,7 +42,7 @@ from triton_omni.thinker.rows_shelf import RowsShelf
 from triton_omni.thinker.tool_calls import ToolCallParser
 from triton_omni.thinker.tool_grammar import tag_ids
 from triton_omni.thinker.vllm_connector import ROWS_KEY
-from triton_omni.thinker.vllm_prompt import VllmPrompt, to_vllm
+from triton_omni.thinker.vllm_prompt import VllmPrompt, check_media, to_vllm
 from triton_omni.thinker.vllm_sampling import sampling_params, tokens
 from triton_omni.thinker.vllm_start import start_vllm
 from triton_omni.thinker.vllm_warm_up import takes_long, warm_up
@@ -50,6 +50,7 @@ from triton_omni.thinker.vllm_warm_up import takes_long, warm_up
 log = logging.getLogger(__name__)
 STAGE = "thinker"
 SHUTDOWN_S = 2.0  # a server that stops waits little longer
+STATS_INTERVAL_S = 10.0
 _CANCELLED = ThinkerEvent(finish_reason="cancelled")
 
 
@@ -94,16 +95,15 @@ class VllmThinker:
         self._tag_ids = tag_ids(self._prompts.tokenizer)
         self._logprobs = LogprobWriter(self._prompts.tokenizer)
         self._grammars = GrammarChecker(self._prompts.tokenizer, self._vocab_size)
-        self._shelf = RowsShelf(STAGE, config.max_num_seqs)
         self._receiver = RowsReceiver(self._take_rows)
         self._last_words = Path(self._receiver.address).with_name("last_words")  # in its folder, which it removes
         try:
-            with last_words.kept_in(self._last_words):
-                self._llm = start_vllm(model_config, config, self._receiver.address)
+            self._llm = start_vllm(model_config, config, self._receiver.address, self._last_words)
         except BaseException:
             self._receiver.close()
             raise
         self._processes = self._llm.engine_core.resources.engine_manager.processes
+        self._shelf = RowsShelf(STAGE, int(self._llm.vllm_config.scheduler_config.max_num_seqs))
         self._context = int(self._llm.vllm_config.model_config.max_model_len)
         self._dtype = str(self._llm.vllm_config.model_config.dtype).removeprefix("torch.")
         self._lock = threading.Lock()  # guards what follows
@@ -122,9 +122,14 @@ class VllmThinker:
             when_gone(process.pid, self._process_ended)
         try:
             self._warm_up()
-        except BaseException:
+        except BaseException as error:
+            words = last_words.read(self._last_words) or "its own lines above name the cause"
             self.close()
+            if isinstance(error, EngineDeadError):
+                raise ConfigError(f"vLLM does not answer its first requests: {words}", field="engine") from error
             raise
+        if self._llm.log_stats:
+            self._loop.call_soon_threadsafe(self._log_stats)
 
     def _warm_up(self) -> None:
         """What the first requests would otherwise wait for: each worker's own processor and template, the process that
@@ -138,6 +143,11 @@ class VllmThinker:
             made.result()
         asyncio.run_coroutine_threadsafe(warm_up(self._llm, self._special_ids), self._loop).result()
         log.info("thinker: warmed up in %.1f s", time.monotonic() - began_s)
+
+    def _log_stats(self) -> None:
+        """In the loop, over and over: vLLM leaves it to who serves."""
+        self._loop.create_task(self._llm.do_log_stats())
+        self._loop.call_later(STATS_INTERVAL_S, self._log_stats)
 
     def _make_a_prompt(self, all_there: threading.Barrier) -> None:
         all_there.wait()  # so that each thread makes one
@@ -267,7 +277,9 @@ class VllmThinker:
         try:
             encoded = self._prompts.build(request)
             check_prompt_tokens(len(encoded.token_ids), self._context)
-            return to_vllm(encoded, self._mrope)
+            prompt = to_vllm(encoded, self._mrope)
+            check_media(prompt, self._llm.vllm_config.model_config.multimodal_config.get_limit_per_prompt)
+            return prompt
         except OmniError:
             raise
         except Exception as error:

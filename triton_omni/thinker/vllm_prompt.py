@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from vllm.inputs.engine import mm_input, tokens_input
 from vllm.model_executor.models.qwen2_5_omni_thinker import create_qwen2_5_omni_thinker_field_factory
 from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange
 
+from triton_omni.errors import InvalidRequestError
 from triton_omni.pipeline.stages import Int32
 from triton_omni.thinker.mrope import Grid, MRope
 from triton_omni.thinker.prompt import EncodedPrompt
@@ -52,6 +53,18 @@ def to_vllm(encoded: EncodedPrompt, mrope: MRope) -> VllmPrompt:
     _join_interleaved(hashes, places)
     engine_input = mm_input(ids.tolist(), items, hashes, places)
     return VllmPrompt(ids, positions, num_media, engine_input)
+
+
+def check_media(prompt: VllmPrompt, limit_of: Callable[[str], int]) -> None:
+    """Raises InvalidRequestError for more of a kind than ``vllm_args.limit_mm_per_prompt`` has: vLLM's own processor
+    would, and vLLM's engine, which has not even loaded the encoder of a kind with limit 0, would die.
+    """
+    for kind, places in prompt.engine_input.get("mm_placeholders", {}).items():
+        if len(places) > limit_of(kind):
+            sound = ", a video's sound counted" if kind == "audio" else ""
+            raise InvalidRequestError(
+                "messages", f"must have at most {limit_of(kind)} of {kind} on this server, got {len(places)}{sound}"
+            )
 
 
 def _grids(features: Mapping[str, torch.Tensor], kind: str) -> list[Grid]:
