@@ -6,7 +6,7 @@
 
 Each sentence goes to /v1/audio/speech, the sound to /v1/audio/transcriptions, and both texts are compared without case
 and punctuation. Ends with 1 when the word error rate over all sentences is above --max-wer, so that it can stand in a
-pipeline; with 2 when a server refuses or cannot be reached. The demo checkpoint's speech is no language: near 1.
+pipeline; with 2 when a server refuses or cannot be reached. The demo checkpoint's speech is no language: 1 or more.
 """
 
 from __future__ import annotations
