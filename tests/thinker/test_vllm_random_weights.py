@@ -28,8 +28,8 @@ def online() -> type[torch.nn.Module]:
             layer.weight = torch.nn.Parameter(torch.empty(sizes, device="meta"), requires_grad=False)
             initialize_online_processing(layer)
 
-        def apply(self, layer: torch.nn.Module, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
-            raise NotImplementedError
+        def apply(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.linear(x, layer.weight)
 
         def process_weights_after_loading(self, layer: Any) -> None:
             layer.weight = torch.nn.Parameter(layer.weight.half(), requires_grad=False)

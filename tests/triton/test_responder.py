@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import sys
 import threading
-import uuid
 import weakref
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from tests.triton.fake_pb_utils import Sender, Tensor
 from triton_omni.errors import CapacityError, InvalidRequestError, StageError
-from triton_omni.pipeline.events import CancelToken
 
 if "triton_python_backend_utils" not in sys.modules:
     pytest.fail("conftest.py provides it")
 
-from triton_omni.triton import cancel_keys, wakeups
-from triton_omni.triton.cancel_keys import CancelKeys
+from triton_omni.triton import wakeups
 from triton_omni.triton.responder import Responder
 from triton_omni.triton.wakeups import Record, WakeupReader, WakeupWriter
 
@@ -250,12 +245,6 @@ def test_a_reader_that_is_gone_is_nobody_to_tell() -> None:
     assert not os.path.exists(reader._path)
 
 
-class Token:
-    def __init__(self) -> None:
-        self.cancelled = threading.Event()
-        self.cancel = self.cancelled.set
-
-
 @pytest.mark.parametrize("ends", [True, False], ids=["its last event", "an event"])
 def test_nothing_is_sent_to_an_omni_bls_that_is_gone(ends: bool) -> None:
     """Triton's send to it would never return."""
@@ -272,66 +261,6 @@ def test_nothing_is_sent_to_an_omni_bls_that_is_gone(ends: bool) -> None:
     responder.close()
     assert _texts(sender) == ["a"]
     assert not taken_back.acquire(blocking=False)
-
-
-def test_a_cancel_key_finds_its_request_in_another_instance(reader: WakeupReader) -> None:
-    other = WakeupReader()
-    here, there, token, key = CancelKeys(reader), CancelKeys(other), Token(), uuid.uuid4().hex
-    there.add(key, token)
-    here.cancel(uuid.uuid4().hex)
-    assert not token.cancelled.wait(0.05)
-    here.cancel(key)
-    assert token.cancelled.wait(WAIT_S)
-    other.close()
-
-
-def test_a_cancel_that_overtakes_its_request_in_another_instance_ends_it(
-    reader: WakeupReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cancel_keys, "time", SimpleNamespace(monotonic=lambda: 0.0))
-    other, told, key = WakeupReader(), threading.Event(), uuid.uuid4().hex
-    here, there, token = CancelKeys(reader), CancelKeys(other), CancelToken()
-    remember = other.on_cancel
-    other.on_cancel = lambda digest: (remember(digest), told.set())
-    here.cancel(key)
-    assert told.wait(WAIT_S)
-    there.add(key, token)
-    assert token.cancelled
-    other.close()
-
-
-def test_an_early_cancel_is_not_remembered_for_ever(reader: WakeupReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = itertools.count(0, cancel_keys.EARLY_S)
-    monkeypatch.setattr(cancel_keys, "time", SimpleNamespace(monotonic=lambda: next(now_s)))
-    monkeypatch.setattr(cancel_keys, "broadcast", lambda *_: None)
-    keys, token = CancelKeys(reader), CancelToken()
-    keys.cancel("key")
-    keys.add("key", token)
-    assert not token.cancelled
-
-
-def test_only_so_many_early_cancels_are_remembered(reader: WakeupReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cancel_keys, "time", SimpleNamespace(monotonic=lambda: 0.0))
-    monkeypatch.setattr(cancel_keys, "broadcast", lambda *_: None)
-    monkeypatch.setattr(cancel_keys, "_MAX_EARLY", 2)
-    keys = CancelKeys(reader)
-    for key in "abc":
-        keys.cancel(key)
-    for key, is_remembered in {"a": False, "b": True, "c": True}.items():
-        keys.add(key, token := CancelToken())
-        assert token.cancelled == is_remembered
-
-
-def test_a_cancel_key_is_forgotten_with_its_request(reader: WakeupReader) -> None:
-    keys, token = CancelKeys(reader), Token()
-    keys.add("key", token)
-    with pytest.raises(InvalidRequestError, match="names another open request"):
-        keys.add("key", Token())
-    keys.discard("key")
-    keys.cancel("key")
-    assert not token.cancelled.is_set()
-    keys.add("", Token())
-    keys.add("", Token())
 
 
 def test_many_open_requests_are_asked_less_often_each(responder: Responder, monkeypatch: pytest.MonkeyPatch) -> None:
