@@ -45,8 +45,8 @@ def start_vllm(model_config: ModelConfig, config: ThinkerConfig, rows_socket: st
     except Exception as error:
         cause = last_words.read(words) or f"{type(error).__name__}: {error}"
         raise ConfigError(
-            f"vLLM does not start: {cause} Its own lines above name the cause; where it is "
-            "memory, lower max_model_len or max_num_seqs, or set vllm_args.gpu_memory_utilization",
+            f"vLLM does not start, its own lines above say more: {cause.rstrip('.')}. Where it is for want of memory, "
+            "lower max_model_len or max_num_seqs, or set vllm_args.gpu_memory_utilization",
             field="engine",
         ) from error
 
